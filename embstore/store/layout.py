@@ -16,7 +16,9 @@ SMALL_SHARD_NBYTES = 64 * 2**20
 FEW_SHARDS = 8
 CHUNK_ROWS = 256
 RESIDUAL = "residual"
-SITES = (RESIDUAL, "attention_output", "head_output", "mlp_output", "query", "key", "value")
+SITES = (
+    RESIDUAL, "attention_output", "head_output", "mlp_output", "query", "key", "value", "residual_mid", "neurons"
+)  # fmt: skip
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Layer = int | str  # a number, -1 or "last"
 Layers = Layer | Iterable[Layer] | None  # also "all", or a text such as "0,6-12"; None: all

@@ -83,8 +83,9 @@ class Store:
 
         `name`: one of `sites`: "residual", the hidden states; of the block that computes layer l, "query", "key" and
         "value" as they enter attention, "head_output" (of all heads, one after the other, before the output
-        projection), and "attention_output" and "mlp_output", which are added to the residual stream. Their layers
-        begin with 1, and vectors have the size of the site.
+        projection), "attention_output" and "mlp_output", which are added to the residual stream, "residual_mid", the
+        stream between the two, and "neurons", what the last linear layer of the MLP is given. Their layers begin with
+        1, and vectors have the size of the site.
 
         Raises InvalidValueError for a site that is not stored.
         """

@@ -19,7 +19,10 @@ from tests.models import tiny
 from tests.models.oracle import tokenize
 from tests.models.tiny import KEYS, SENTENCES, byte_level, random_sentences, save
 
-SITES = ("residual", "attention_output", "head_output", "mlp_output", "query", "key", "value")
+SITES = (
+    *("residual", "attention_output", "head_output", "mlp_output"),
+    *("query", "key", "value", "residual_mid", "neurons"),
+)
 OPT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
 MORE: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
     "qwen2": lambda: tiny._of("Qwen2", byte_level(), **tiny._bert(**KEYS)),
@@ -70,6 +73,28 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "encoder.block.{}.layer.0.SelfAttention.v",
     ),
 }
+BERT_READERS = ("encoder.layer.{}.intermediate", "encoder.layer.{}.output.dense")
+LLAMA_READERS = ("layers.{}.post_attention_layernorm", "layers.{}.mlp.down_proj")
+# the modules that are given the stream between attention and MLP, and the neurons
+READERS: dict[str, tuple[str, str]] = {
+    "bert": BERT_READERS,
+    "roberta": BERT_READERS,
+    "electra": BERT_READERS,
+    "distilbert": ("transformer.layer.{}.ffn", "transformer.layer.{}.ffn.lin2"),
+    "albert": (SHARED + "ffn", SHARED + "ffn_output"),
+    "gpt2": ("h.{}.ln_2", "h.{}.mlp.c_proj"),
+    "gpt_neox": ("", "layers.{}.mlp.dense_4h_to_h"),
+    "llama": LLAMA_READERS,
+    "mistral": LLAMA_READERS,
+    "mixtral": ("layers.{}.post_attention_layernorm", ""),
+    "qwen2": LLAMA_READERS,
+    "qwen3": LLAMA_READERS,
+    "modernbert": ("layers.{}.mlp_norm", "layers.{}.mlp.Wo"),
+    "opt": ("decoder.layers.{}.final_layer_norm", "decoder.layers.{}.fc2"),
+    "opt_post": ("decoder.layers.{}.fc1", "decoder.layers.{}.fc2"),
+    "gemma2": ("layers.{}.pre_feedforward_layernorm", "layers.{}.mlp.down_proj"),
+    "t5": ("encoder.block.{}.layer.1.layer_norm", "encoder.block.{}.layer.1.DenseReluDense.wo"),
+}
 NORMED = {"gemma2": "layers.{}.post_attention_layernorm"}  # whose output is added instead
 ADDED = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "modernbert", "opt", "gemma2", "t5"}
 SCALED = {"opt", "opt_post"}  # the query is scaled before its product with the key
@@ -83,7 +108,7 @@ class Plain:
     def __init__(self, name: str, folder: Path) -> None:
         kind = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
         self.model = kind.from_pretrained(folder, attn_implementation="eager").eval()
-        self.names, self.normed = MODULES[name], NORMED.get(name)
+        self.name, self.names, self.normed = name, MODULES[name], NORMED.get(name)
 
     @torch.inference_mode()
     def run(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -106,6 +131,15 @@ class Plain:
             for name in dict.fromkeys(path.format(layer) for layer in range(3)) if path else ():
                 module = self.model.get_submodule(name)
                 handles.append(module.register_forward_hook(lambda _, a, r, site=site: after(site, a, r)))
+        for site, path in zip(("residual_mid", "neurons"), READERS[self.name], strict=True):
+            for name in dict.fromkeys(path.format(layer) for layer in range(3)) if path else ():
+                read = given.setdefault(site, [])
+                module = self.model.get_submodule(name)
+                handles.append(
+                    module.register_forward_pre_hook(
+                        lambda _, a, read=read: read.append(a[0].reshape(-1, a[0].shape[-1]))
+                    )
+                )
         added: list[torch.Tensor] = []
         for layer in range(3) if self.normed else ():
             module = self.model.get_submodule(self.normed.format(layer))
@@ -125,7 +159,9 @@ class Case:
         self.encoder = load_encoder(folder)
         self.sentences = [sentence for sentence in (*SENTENCES, *random_sentences(9, seed=1)) if sentence]
         self.tokenized = tokenize(self.encoder, self.sentences)
-        every = {"layers": range(4), "pooling": "mean", "sites": SITES}
+        has = dict(zip(("residual_mid", "neurons"), READERS[name], strict=True))
+        self.sites = tuple(site for site in SITES if has.get(site, site))
+        every = {"layers": range(4), "pooling": "mean", "sites": self.sites}
         assert self.encoder.self_check(self.tokenized, **every) < 2e-5
 
     def subwords(self) -> Spans:
@@ -136,7 +172,7 @@ class Case:
 
     def encode(self, spans: Spans, how: str) -> dict[str, np.ndarray]:
         self.encoder.use_batching(how)
-        options = {"layers": range(4), "pooling": "mean", "batch_subwords": 256, "sites": SITES}
+        options = {"layers": range(4), "pooling": "mean", "batch_subwords": 256, "sites": self.sites}
         found: dict[str, np.ndarray] = {}
         for pooled in self.encoder.encode(self.tokenized, spans, **options):
             vectors = pooled.vectors.numpy()
@@ -181,7 +217,8 @@ def test_sites_are_those_of_a_plain_run(case: Case, how: str) -> None:
         return  # its positions are biases of pairs
     spans = case.subwords()
     found = case.encode(spans, how)
-    assert tuple(found) == SITES
+    assert tuple(found) == case.sites
+    assert set(case.encoder.network.sites.sizes) | {"residual"} == set(case.sites)
     assert {len(vectors) for vectors in found.values()} == {3, 4}
     bounds = case.tokenized.bounds
     for sentence in range(len(case.sentences)):

@@ -123,12 +123,14 @@ class SiteTap:
     """Where the parts of the blocks of a model can be read during a forward pass; made by `find_sites`.
 
     `sizes`: the features of each site. `modules`: for attention_output and mlp_output the modules that compute it.
-    `attention`: the features of a head, and by what products of query and key are multiplied.
+    `readers`: for residual_mid and neurons, where the model has them, the modules that are given it. `attention`: the
+    features of a head, and by what products of query and key are multiplied.
     """
 
     tap: LayerTap
     sizes: Mapping[str, int]
     modules: Mapping[str, tuple[nn.Module, ...]]
+    readers: Mapping[str, tuple[nn.Module, ...]]
     attention: Mapping[str, float]
 
     @contextmanager
@@ -140,6 +142,10 @@ class SiteTap:
             if running[0] in wanted:
                 receive(running[0], _tensor(output), site)
 
+        def put_given(site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if running[0] in wanted:
+                receive(running[0], _given(args, kwargs), site)
+
         def take(call: Attended) -> None:
             if running[0] in wanted:
                 for site, states in call.sites().items():
@@ -148,6 +154,9 @@ class SiteTap:
 
         hooked = [(site, module) for site in sites for module in self.modules.get(site, ())]
         handles = [module.register_forward_hook(partial(put, site)) for site, module in hooked]
+        for site in sites:
+            for module in self.readers.get(site, ()):
+                handles.append(module.register_forward_pre_hook(partial(put_given, site), with_kwargs=True))
         try:
             with _counted(self.tap) as running, captured(self.tap.model, take):
                 yield
@@ -174,24 +183,27 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
     In every block, attention is called once; what it returns follows from query, key and value; one module receives
     it, and what this module returns (or a norm of that) is the attention output; it and the MLP output give the
     block's output, by addition to the input or with a norm after each addition. Raises ModelError for any other
-    structure.
+    structure. The stream between attention and MLP (not in blocks that compute both at once) and the neurons of the MLP
+    (not of experts) are what some module is given.
     """
     blocks = _record(tap, inputs)
     modules: dict[str, list[nn.Module]] = {"attention_output": [], "mlp_output": []}
+    readers: dict[str, list[nn.Module]] = {"residual_mid": [], "neurons": []}
     known: list[tuple[dict[str, int], dict[str, float]]] = []
     for layer, block in enumerate(blocks, start=1):
-        fault, found = _parts(block)
+        fault, parts, read = _parts(block)
         if fault:
             kind = type(block.module).__name__
             raise ModelError(
                 f"the sites of {name!r} are not known: {fault} in block {layer} ({kind}); only the site residual can "
                 "be stored of it"
             )
-        for site, module in found.items():
-            modules[site] += [] if module in modules[site] else [module]
+        for site, module in [*parts.items(), *((site, module) for site, (module, _) in read.items())]:
+            of_site = (modules | readers)[site]
+            of_site += [] if module in of_site else [module]
         call = block.attended[0]
         own = {site: states.shape[-1] for site, states in call.sites().items()}
-        own |= dict.fromkeys(modules, block.states.shape[-1])
+        own |= dict.fromkeys(modules, block.states.shape[-1]) | {site: size for site, (_, size) in read.items()}
         known.append((own, {"head_size": call.query.shape[-1], "scaling": call.scaling}))
     if not known or len(blocks) != tap.num_hidden_layers:
         raise ModelError(
@@ -199,7 +211,8 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
         )
     if any(one != known[0] for one in known):
         raise ModelError(f"the sites of {name!r} differ in size between its blocks: store the site residual alone")
-    return SiteTap(tap, known[0][0], {site: tuple(found) for site, found in modules.items()}, known[0][1])
+    frozen = [{site: tuple(own) for site, own in each.items()} for each in (modules, readers)]
+    return SiteTap(tap, known[0][0], frozen[0], frozen[1], known[0][1])
 
 
 def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
@@ -209,7 +222,7 @@ def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
         blocks.append(_Block(module, (args[0] if args else kwargs["hidden_states"]).clone()))
 
     def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
+        given = _given(args, kwargs)
         if not blocks or not isinstance(given, torch.Tensor) or not isinstance(_tensor(output), torch.Tensor):
             return
         if module is blocks[-1].module:
@@ -233,39 +246,57 @@ def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
     return blocks
 
 
-def _parts(block: _Block) -> tuple[str, dict[str, nn.Module]]:
-    """Return the modules that compute attention_output and mlp_output; or what is wrong with the block."""
+def _parts(block: _Block) -> tuple[str, dict[str, nn.Module], dict[str, tuple[nn.Module, int]]]:
+    """Return what is wrong with the block; the modules that compute attention_output and mlp_output; the readers."""
     if len(block.attended) != 1:
-        return f"transformers' attention interface is used {len(block.attended)} times, not once,", {}
+        return f"transformers' attention interface is used {len(block.attended)} times, not once,", {}, {}
     attended = block.attended[0]
     if not _is_attention(attended):
-        return "the output of attention does not follow from its query, key and value", {}
+        return "the output of attention does not follow from its query, key and value", {}, {}
     heads, states, output = attended.sites()["head_output"], block.states, block.output
     projections = [(module, result) for module, given, result in block.calls if same(given, heads)]
     projections = [(module, result) for module, result in projections if _is_alike(result, states)]
     if output is None or not projections:
-        return "no module receives the output of the heads", {}
+        return "no module receives the output of the heads", {}, {}
     normed = [(module, result) for module, given, result in block.calls if same(given, projections[0][1])]
     for module, attention in (*projections[:1], *normed):
-        if _is_alike(attention, states) and (mlp := _mlp(block, attention)) is not None:
-            return "", {"attention_output": module, "mlp_output": mlp}
-    return "the output does not follow from the outputs of attention and MLP", {}
+        if _is_alike(attention, states) and (found := _mlp(block, attention)) is not None:
+            mlp, middle = found
+            return "", {"attention_output": module, "mlp_output": mlp}, _readers(block, mlp, middle)
+    return "the output does not follow from the outputs of attention and MLP", {}, {}
 
 
-def _mlp(block: _Block, attention: torch.Tensor) -> nn.Module | None:
-    """Return the module whose result, with that of attention, gives the block's output."""
+def _mlp(block: _Block, attention: torch.Tensor) -> tuple[nn.Module, torch.Tensor] | None:
+    """Return the module whose result, with that of attention, gives the block's output, and the stream before it."""
     assert block.output is not None
     between = block.states + attention
-    wanted = [block.output - between]
+    targets = [(block.output - between, between)]
     first = [result for _, given, result in block.calls if close(given, between)]
     if first:  # a norm after each addition
         last = [given for _, given, result in block.calls if close(result, block.output) and not close(given, result)]
-        wanted += [given.view(result.shape) - result for given in last for result in first if _is_alike(given, result)]
-    for target in wanted:
+        targets += [
+            (given.view(result.shape) - result, result)
+            for given in last
+            for result in first
+            if _is_alike(given, result)
+        ]
+    for target, middle in targets:
         for module, _, result in block.calls:
             if close(result, target):
-                return module
+                return module, middle
     return None
+
+
+def _readers(block: _Block, mlp: nn.Module, middle: torch.Tensor) -> dict[str, tuple[nn.Module, int]]:
+    """Return the modules that are given the stream between attention and MLP, and the neurons, with their features."""
+    first = [(module, given) for module, given, _ in block.calls if _is_equal(given, middle)][:1]
+    found = dict(zip(["residual_mid"], first, strict=False))
+    own = [(given, result) for module, given, result in block.calls if module is mlp]
+    outputs = [result if _is_matrix(mlp) else state for given, result in own for state in (given, result)]
+    for module, given, result in block.calls:
+        if _is_matrix(module) and any(_is_equal(result, output) for output in outputs):
+            found["neurons"] = (module, given)
+    return {site: (module, given.shape[-1]) for site, (module, given) in found.items()}
 
 
 def _is_attention(call: Attended) -> bool:
@@ -286,8 +317,21 @@ def _is_attention(call: Attended) -> bool:
     return any(close((scores + mask).softmax(-1) @ value, call.output.transpose(1, 2)) for mask in allowed)
 
 
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
 def _tensor(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) and output else output
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 2
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return _is_alike(one, other) and torch.equal(one.reshape(-1), other.reshape(-1))
 
 
 def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
