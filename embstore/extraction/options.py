@@ -38,7 +38,8 @@ class ExtractionOptions:
         "all", "0,6-12,last" or numbers; 0 is the embedding output, l the output of block l, -1 or "last" the last one.
     sites : str or list
         What is stored of each layer: "residual", the hidden states; of the block that computes it "query", "key",
-        "value", "head_output", "attention_output", "mlp_output", "residual_mid" and "neurons" (see `Store.site`); several as a list or "a,b".
+        "value", "head_output", "attention_output", "mlp_output", "residual_mid" and "neurons" (see `Store.site`);
+        several as a list or "a,b".
     unit : str
         "word" for a row a word, "subword" for a row a subword, "sentence" for a row a sentence.
     specials : bool

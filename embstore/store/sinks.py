@@ -49,7 +49,8 @@ def find_sinks(store: Store) -> Sinks | None:
 def _lengths(store: Store, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the median length of vectors, [layer], no less than a small positive number."""
     vectors = store.vectors(rows).astype(np.float64)
-    return np.maximum(np.median(np.linalg.norm(vectors, axis=-1), axis=1), np.finfo(np.float64).tiny)
+    medians: NDArray[np.float64] = np.median(np.linalg.norm(vectors, axis=-1), axis=1)
+    return np.maximum(medians, np.finfo(np.float64).tiny)
 
 
 def rows_without_sinks(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:

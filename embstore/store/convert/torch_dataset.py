@@ -124,9 +124,13 @@ class TorchDataset(IterableDataset[Examples]):
             spans = [(start, min(start + size, self._stop)) for start in starts[group * n_grouped :][:n_grouped]]
             whole = [(spans[0][0], spans[-1][1])] if n_turns == 1 else spans
             positions = np.concatenate([np.arange(*span) for span in whole])
-            *parts, columns = self._read(positions if order is None else order[positions])
-            divided = zip(*(torch.split(part, size) for part in (*parts, *columns.values())), strict=True)
-            return [Examples(*batch[:3], dict(zip(columns, batch[3:], strict=True))) for batch in divided]
+            vectors, rows, labels, columns = self._read(positions if order is None else order[positions])
+            divided = zip(
+                *(torch.split(part, size) for part in (vectors, rows, labels, *columns.values())), strict=True
+            )
+            return [
+                Examples(one, two, three, dict(zip(columns, more, strict=True))) for one, two, three, *more in divided
+            ]
 
         for batches in read_ahead(read, -(-len(starts) // n_grouped)):
             yield from batches
