@@ -158,7 +158,7 @@ class Explored:
         """Return where the model of the store is. Raises ModelError where its files are in no known place."""
         from embstore.models import find_model
 
-        return find_model(self.store) if self._model is None else self._model
+        return find_model(self.store, self._model)
 
     @cached_property
     def probes(self) -> dict[str, SavedFile]:

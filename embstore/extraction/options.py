@@ -52,6 +52,9 @@ class ExtractionOptions:
     pooling : str
         How the subwords of a word or sentence become one vector: "mean", "first", "last" or "max"; of a sentence also
         "cls", the vector of [CLS].
+    begin : str
+        What each context begins with: "auto" is what the tokenizer puts there, "always" the token that begins a text
+        (BOS, of GPT-2 its end of text), "none" no special token. The model is then named bos:NAME or nobos:NAME.
     context_window : int or None
         The model is given only this many words left and right of each target; None: the whole sentence.
     attention_window : int or None
@@ -89,6 +92,7 @@ class ExtractionOptions:
     specials: bool = False
     tokenize: By = "text"
     pooling: Pooling | Literal["cls"] = "mean"
+    begin: Literal["auto", "always", "none"] = "auto"
     context_window: Words | None = None
     attention_window: Words | None = None
     context: str | int = "sentence"
@@ -181,6 +185,8 @@ class ExtractionOptions:
             "batch_subwords": self.batch_subwords,
             "seed": self.seed,
         }
+        if self.begin != "auto":
+            document["begin"] = self.begin
         if self.specials:
             document["specials"] = True
         if self.context != "sentence" or self.min_left is not None:

@@ -30,6 +30,7 @@ from embstore.extraction.windows import Overlap
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
+from embstore.models.names import with_begin
 from embstore.progress import reporting
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
@@ -311,7 +312,7 @@ def _plan(
     calibrate: bool,
 ) -> Plan:
     """Load the model, read the corpus and make the plan; a store that exists keeps its batch size and batching."""
-    encoder = model
+    encoder = model if options.begin == "auto" else with_begin(model, options.begin)
     if isinstance(encoder, str | Path):
         encoder = encoder_on(settings().device, encoder, compute_dtype=compute_dtype)
     if options.attention_window is not None and not encoder.masks_attention:

@@ -58,7 +58,7 @@ def encoder_of(store: Store, place: str | None = None) -> Encoder:
     """Load the model of a store, from `place` if that is known, to compute as it did; it is loaded once."""
     require_recomputable(store)
     model, extraction = store.metadata.model, store.metadata.extraction
-    place = place or find_model(store)
+    place = find_model(store, place)
     encoder = _loaded(settings().device, place, extraction["compute_dtype"], model["revision"])
     require_same_model(store, encoder, place)
     try:

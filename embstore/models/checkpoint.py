@@ -21,12 +21,13 @@ import huggingface_hub
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
-from embstore.models.names import require_name
+from embstore.models.names import split_begin
 from embstore.models.placing import Place, own_dtype, require_finite_weights
 from embstore.store.storage.files import replacing
 
@@ -108,20 +109,20 @@ def load(model: str | Path, place: Place, *, dtype: torch.dtype | None, revision
 
 def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
     """Find a model folder, or download one from the hub, and read all but its weights; raises ModelError."""
+    begin, name = split_begin(model)
     with quiet():
-        folder, revision = _find_folder(model, revision)
+        folder, revision = _find_folder(name, revision, is_path=isinstance(model, Path))
         config = _config(folder)  # which says whether the folder may be read
-        return Checkpoint(folder, revision, _weight_files(folder), config, _tokenizer(folder))
+        return Checkpoint(folder, revision, _weight_files(folder), config, _tokenizer(folder, begin))
 
 
-def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
-    name = require_name(model)
+def _find_folder(name: str, revision: str | None, *, is_path: bool) -> tuple[Path, str | None]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder, None
     if folder.exists():
         raise ModelError(f"the model {name!r} is a file; give the folder that contains config.json")
-    looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    looks_like_path = is_path or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ModelError(f"there is no model folder {name!r}; give a folder with config.json or a name of the hub")
     try:
@@ -201,16 +202,30 @@ def _config(folder: Path) -> Any:
         raise ModelError(f"the config.json of {str(folder)!r} is not of a known model: {reason(error)}") from error
 
 
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer(folder: Path, begin: str) -> Any:
     # Without this check transformers builds an empty tokenizer for some architectures, without a warning.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"the folder {str(folder)!r} has no tokenizer; add the tokenizer.json that belongs to the model"
         )
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
+    if begin:
+        _set_begin(tokenizer, begin, folder)
+    return tokenizer
+
+
+def _set_begin(tokenizer: Any, begin: str, folder: Path) -> None:
+    """Have a tokenizer put one special token before each text ("bos:"), or none anywhere ("nobos:")."""
+    token = tokenizer.bos_token or tokenizer.eos_token  # GPT-2 has one token for both
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or (begin == "bos:" and token is None):
+        what = "has no fast form" if backend is None else "has no token that begins a text"
+        raise ModelError(f"the tokenizer of {str(folder)!r} {what}: leave out {begin}")
+    given = ([token, "$A"], [(token, backend.token_to_id(token))]) if begin == "bos:" else (["$A"], [])
+    backend.post_processor = TemplateProcessing(single=given[0], special_tokens=given[1])
 
 
 def _load_network(

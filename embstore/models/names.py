@@ -15,6 +15,7 @@ USAGE = {
     "random": "random:DIMENSIONS, such as random:300",
     "subwords": "subwords:MODEL, the folder or name of a model",
 }
+BEGINS = {"always": "bos:", "none": "nobos:"}  # with and without a first special token; else as the tokenizer does
 VECTOR_SUFFIXES = (".txt", ".vec", ".bin", ".kv", ".model", ".wordvectors", ".gz", ".zst")
 MODEL_SUFFIXES = (".safetensors", ".json", ".hdf5", ".h5", ".pt", ".pth", ".onnx", ".ckpt", ".msgpack", ".gguf")
 
@@ -50,6 +51,20 @@ def static_kind(model: str | Path) -> tuple[str, str] | None:
     return ("vectors", name) if path.is_file() and path.suffix not in MODEL_SUFFIXES else None
 
 
+def split_begin(model: str | Path) -> tuple[str, str]:
+    """Return the "bos:" or "nobos:" before the name of a model ("" for none), and the name."""
+    name = require_name(model)
+    head = next((head for head in BEGINS.values() if name.startswith(head)), "")
+    return head, name.removeprefix(head)
+
+
+def with_begin(model: object, begin: str) -> str:
+    """Return the name of a model whose contexts begin as the option says."""
+    if not isinstance(model, str | Path):
+        raise InvalidValueError(f"begin {begin!r} is for the name of a model: load the encoder as {BEGINS[begin]}NAME")
+    return BEGINS[begin] + split_begin(model)[1]
+
+
 def absolute_name(model: str) -> str:
     """Return the name of an encoder with an absolute path, so that it means the same in another working directory."""
     head, path = _path_in(model)
@@ -80,7 +95,8 @@ def locate(model: str, revision: str | None, *, folders: Iterable[str | Path]) -
 
 def _path_in(model: str) -> tuple[str, str | None]:
     """Split a name into its prefix and the path of existing files, None if there are none."""
-    match = re.match(r"(?:bag:)?(?:vectors:|subwords:|random:)?", model)  # bag_encoder names its encoders so
+    # bag_encoder names its encoders so
+    match = re.match(r"(?:bag:)?(?:vectors:|subwords:|random:|bos:|nobos:)?", model)
     head = match[0] if match is not None else ""
     path = model[len(head) :]
     exists = path and not head.endswith("random:") and os.path.exists(os.path.expanduser(path))

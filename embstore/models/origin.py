@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embstore.errors import EmbstoreError, ModelError
 from embstore.models.encoder import Encoder
-from embstore.models.names import absolute_name, locate
+from embstore.models.names import absolute_name, locate, split_begin
 from embstore.store import Store
 from embstore.store.storage.files import make_folders, regular_file, replacing
 from embstore.store.virtual.recomputed import default_folder
@@ -18,22 +18,24 @@ HINT = f"give its folder or name by --model (model= in Python) or in {MODEL}"
 _used: dict[tuple[str, object], str] = {}  # by path and weights of a store: where its model was when it was checked
 
 
-def find_model(store: Store) -> str:
+def find_model(store: Store, model: str | Path | None = None) -> str:
     """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found.
 
-    That is where this process used it for the store, else `EMBSTORE_MODEL`, else where this machine last used it, else
-    its name in the working directory or next to the store.
+    That is `model` if it is given, else where this process used it for the store, else `EMBSTORE_MODEL`, else where
+    this machine last used it, else its name in the working directory or next to the store.
     """
-    model, folders = store.metadata.model, [Path(".")]
+    info, folders = store.metadata.model, [Path(".")]
     if isinstance(store.path, Path):
         folders.append(store.path.absolute().parent)
-    name, revision, before = str(model["name"]), model.get("revision"), ""
+    name, revision, before = str(info["name"]), info.get("revision"), ""
+    if model is not None:
+        return split_begin(name)[0] + split_begin(model)[1]
     with suppress(EmbstoreError, KeyError):
-        return locate(_used[str(store.path), model.get("weights_sha256")], revision, folders=["/"])
+        return locate(_used[str(store.path), info.get("weights_sha256")], revision, folders=["/"])
     if place := os.environ.get(MODEL):
-        return place
+        return split_begin(name)[0] + split_begin(place)[1]
     with suppress(EmbstoreError, OSError, ValueError):  # for NUL, of a damaged file
-        remembered = os.fsdecode(regular_file(_memory(name, model.get("weights_sha256", ""))).read_bytes())
+        remembered = os.fsdecode(regular_file(_memory(name, info.get("weights_sha256", ""))).read_bytes())
         before = f", no longer at {remembered}"
         return locate(remembered, revision, folders=["/"])
     with suppress(EmbstoreError, OSError):

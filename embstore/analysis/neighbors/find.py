@@ -287,7 +287,7 @@ def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
     from embstore.models.loading import encoder_on
     from embstore.models.origin import find_model, require_same_model
 
-    place = find_model(store) if model is None else str(model)
+    place = find_model(store, model)
     dtype = store.metadata.extraction.get("compute_dtype", "auto")
     encoder = encoder_on(settings().device, place, compute_dtype=dtype, revision=store.metadata.model.get("revision"))
     require_same_model(store, encoder, place)

@@ -92,6 +92,7 @@ class SubwordTokenizer:
             self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
         self._check_ids(self.words.split(PROBES)[0] if self._backend is None else self._flat_ids(TEXTS))
         self.specials = self._find_specials()
+        self._check_ids(np.array([*self.specials.prefix, *self.specials.suffix], np.int32))
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
 
     @cached_property
