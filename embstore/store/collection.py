@@ -21,7 +21,7 @@ from embstore.store.layout import partition_rows
 from embstore.store.merged import MEMBER, Member, Members, MergedColumns
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.rows import BLOCK_NBYTES, StoredRows, checked_out
-from embstore.store.source import FileSource, Missing, Verify, layout_of
+from embstore.store.source import CHECKED_NBYTES, FileSource, Missing, Verify, layout_of
 from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE
 
@@ -115,6 +115,13 @@ class JoinedSource:
 
     @cached_property
     def index(self) -> Index:
+        nbytes = sum(member.index_nbytes for member in self.described)
+        if self.verify or (
+            nbytes <= CHECKED_NBYTES and not self.is_remote
+        ):  # remote ones are compared as they are read
+            for source in self.opened:
+                source.checked_index(is_checked=True)
+                source.reader.release_columns()
         columns = MergedColumns(self.opened, self.metadata.fields)
         return Index(columns, self.metadata.fields, rows_of_type=columns.rows_of_type)
 
