@@ -116,9 +116,7 @@ class JoinedSource:
     @cached_property
     def index(self) -> Index:
         nbytes = sum(member.index_nbytes for member in self.described)
-        if self.verify or (
-            nbytes <= CHECKED_NBYTES and not self.is_remote
-        ):  # remote ones are compared as they are read
+        if self.verify or (nbytes <= CHECKED_NBYTES and not self.is_remote):
             for source in self.opened:
                 source.checked_index(is_checked=True)
                 source.reader.release_columns()
