@@ -69,7 +69,7 @@ class Member:
     @classmethod
     def of(cls, source: FileSource) -> Member:
         metadata = source.metadata
-        n_sentences = int(metadata.corpus.get("n_sentences", source.column_shapes()["sentences/source"][0]))
+        n_sentences = metadata.corpus.get("n_sentences") or source.column_shapes()["sentences/source"][0]
         counts = metadata.n_rows, n_sentences
         return cls(source.path, *counts, metadata.fingerprint, source.finished, source.index_nbytes)
 
