@@ -15,6 +15,7 @@ from embstore.errors import (
     MissingRowsError,
     StoreMismatchError,
     UnfinishedStoreWarning,
+    quoted,
 )
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import Plan
@@ -41,10 +42,13 @@ def stored_options(metadata: Metadata) -> ExtractionOptions:
     known: dict[str, Any] = dict(metadata.extraction)
     keep = known.pop("keep", None) or {}
     if not isinstance(known.get("context", ""), str):
-        del known["max_length"]  # it follows from the size of the blocks
-    words = keep.get("words")
+        known.pop("max_length", None)  # it follows from the size of the blocks
     known |= {"layers": metadata.layers, "sites": tuple(metadata.sites) or (RESIDUAL,), "dtype": metadata.dtype}
-    known["keep"] = Keep(**{**keep, "words": None if words is None else frozenset(words)})
+    try:
+        words = keep.get("words")
+        known["keep"] = Keep(**{**keep, "words": None if words is None else frozenset(words)})
+    except (TypeError, AttributeError):
+        raise InvalidValueError(f"extraction.keep of a store is {quoted(keep)}, which is no choice of words") from None
     names = [each.name for each in fields(ExtractionOptions) if each.name in known]
     return ExtractionOptions(**{name: known[name] for name in names})
 

@@ -19,9 +19,9 @@ from embstore.store.conditions import checked_rows
 from embstore.store.index import Index, Labels
 from embstore.store.layout import partition_rows
 from embstore.store.merged import MEMBER, Member, Members, MergedColumns
-from embstore.store.metadata import Dropped, Metadata
+from embstore.store.metadata import COUNTED, Dropped, Metadata
 from embstore.store.reading.rows import BLOCK_NBYTES, StoredRows, checked_out
-from embstore.store.source import FileSource, Missing, Verify, layout_of
+from embstore.store.source import CHECKED_NBYTES, FileSource, Missing, Verify, layout_of
 from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE
 
@@ -115,6 +115,11 @@ class JoinedSource:
 
     @cached_property
     def index(self) -> Index:
+        nbytes = sum(member.index_nbytes for member in self.described)
+        if self.verify or (nbytes <= CHECKED_NBYTES and not self.is_remote):
+            for source in self.opened:
+                source.checked_index(is_checked=True)
+                source.reader.release_columns()
         columns = MergedColumns(self.opened, self.metadata.fields)
         return Index(columns, self.metadata.fields, rows_of_type=columns.rows_of_type)
 
@@ -253,9 +258,8 @@ def merged_metadata(stores: Sequence[Source]) -> Metadata:
         dropped[each.reason] = Dropped(each.reason, before.count + each.count, examples)
     digest = hashlib.sha256(" ".join(each.fingerprint for each in every).encode()).hexdigest()
     names = list(dict.fromkeys(str(each.corpus["name"]) for each in every))
-    counted = ("n_sentences", "n_words", "shared_subwords")
-    known = [name for name in counted if any(name in each.corpus for each in every)]
-    sums = {name: sum(int(each.corpus.get(name, 0)) for each in every) for name in known}
+    known = [name for name in COUNTED if any(name in each.corpus for each in every)]
+    sums = {name: sum(each.corpus.get(name) or 0 for each in every) for name in known}
     return replace(
         first,
         n_rows=n_rows,

@@ -64,12 +64,14 @@ class Member:
     n_sentences: int
     fingerprint: str
     finished: bool
+    index_nbytes: int
 
     @classmethod
     def of(cls, source: FileSource) -> Member:
         metadata = source.metadata
-        n_sentences = int(metadata.corpus.get("n_sentences", source.column_shapes()["sentences/source"][0]))
-        return cls(source.path, metadata.n_rows, n_sentences, metadata.fingerprint, source.finished)
+        n_sentences = metadata.corpus.get("n_sentences") or source.column_shapes()["sentences/source"][0]
+        counts = metadata.n_rows, n_sentences
+        return cls(source.path, *counts, metadata.fingerprint, source.finished, source.index_nbytes)
 
 
 class Members:

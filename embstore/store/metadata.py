@@ -22,6 +22,8 @@ MAX_PARTITIONS = 2**20
 MAX_LAYERS = 4096
 MAX_SIZE = 2**36  # of any dimension of an array
 MAX_PARTITION_NBYTES = 2**40
+COUNTED = ("n_sentences", "n_words", "shared_subwords")  # of a corpus, where they are known
+SIZES = ("max_length", "batch_subwords", "group_partitions")  # of an extraction, likewise
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,10 @@ def check_metadata(metadata: Metadata) -> None:
         )
     if set(sites) - {RESIDUAL} and not metadata.blocks:
         raise InvalidValueError("layer 0 comes before the first block and has no other site: choose layers from 1 on")
+    for part, names, least in (("corpus", COUNTED, 0), ("extraction", SIZES, 1)):
+        for name in names:
+            if (value := getattr(metadata, part).get(name)) is not None:
+                check_whole(f"{part}.{name}", value, least, MAX_SIZE)
     nbytes = metadata.row_nbytes * metadata.partition_rows
     check_whole("the size of a partition", nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
     if metadata.n_partitions > MAX_PARTITIONS:

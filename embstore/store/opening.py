@@ -31,7 +31,7 @@ from embstore.store.storage.files import REPAIR_HINT, make_folders, replacing, s
 from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
 from embstore.store.storage.lock import StoreLock
 from embstore.store.store import Store
-from embstore.store.zarr.format import APPENDED, NODE, PARTS, group_node
+from embstore.store.zarr.format import APPENDED, APPENDED_NODE, NODE, PARTS, group_node
 
 APPENDED_VERSION = 1  # of the list of appended stores
 LIST = f"{PARTS}/parts.json"
@@ -95,7 +95,7 @@ def write_list(path: Path, sources: Sequence[FileSource]) -> None:
     merged_metadata(sources)  # raises for one that does not fit
     fields = {"version": APPENDED_VERSION, "fingerprints": [source.metadata.fingerprint for source in sources]}
     listed = canonical({**fields, "crc32c": document_crc32c(fields)})
-    for file, data in ((path / APPENDED / NODE, group_node({})), (path / LIST, listed)):
+    for file, data in ((path / APPENDED_NODE, group_node({})), (path / LIST, listed)):
         with storing(file):
             make_folders(file.parent)
         with replacing(file) as new:

@@ -127,9 +127,17 @@ class FileSource:
     @cached_property
     def index(self) -> Index:
         """The index with the labels that are stored; see `Store.index`."""
+        index = self.checked_index(is_checked=bool(self.verify) or self.index_nbytes <= CHECKED_NBYTES)
+        return index.with_labels(dict(sorted({**index.own_labels, **self.label_files.read()}.items())))
+
+    @property
+    def index_nbytes(self) -> int:
         arrays = self.reader.arrays
-        nbytes = sum(math.prod(array.shape) * frozen_kind(name)[0].itemsize for name, array in arrays.items())
-        is_checked = bool(self.verify) or nbytes <= CHECKED_NBYTES
+        return sum(math.prod(array.shape) * frozen_kind(name)[0].itemsize for name, array in arrays.items())
+
+    def checked_index(self, *, is_checked: bool) -> Index:
+        """Return the index without added labels, whose columns are compared with each other if that is asked for."""
+        arrays = self.reader.arrays
         now = [name for name in sorted(arrays) if is_checked or not self.is_remote or not name.startswith(LATE)]
         self.reader.fetch_columns(now)
         columns = _Columns({name: self._column(name) for name in now}, self.reader)
@@ -143,7 +151,7 @@ class FileSource:
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
             raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
-        return index.with_labels(dict(sorted({**index.own_labels, **self.label_files.read()}.items())))
+        return index
 
     def _column(self, name: str) -> NDArray[Any]:
         """Return a column of the index as it is stored, compared with its checksum where that is wanted."""

@@ -477,3 +477,32 @@ def test_a_center_that_would_be_spread_over_other_rows_is_refused(tmp_path: Path
     example_store(dtype="int8").make(path)
     change_metadata(path, lambda attribute: attribute["arrays"]["center"].update(shape=shape))
     assert "center of int8 has the shape" in refusal(path, StoreDamagedError)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("corpus", "n_sentences", "many"),
+        ("corpus", "n_words", -1),
+        ("corpus", "shared_subwords", [1]),
+        ("extraction", "max_length", "x"),
+        ("extraction", "group_partitions", 0),
+    ],
+)
+def test_sizes_in_the_metadata_that_are_no_numbers_are_refused(
+    tmp_path: Path, part: str, name: str, value: object
+) -> None:
+    path = made(".zarr")(tmp_path)
+    change_metadata(path, lambda attribute: attribute[part].update({name: value}))
+    for way in (path, [path]):
+        with pytest.raises(StoreDamagedError, match=rf"{part}\.{name} .* is not allowed"):
+            open_store(way)
+    assert not verify(path).ok
+
+
+@pytest.mark.parametrize("keep", [7, {"words": 5}, {"unknown": 1}])
+def test_a_choice_of_words_that_is_none_is_refused(tmp_path: Path, keep: object) -> None:
+    path = made(".zarr")(tmp_path)
+    change_metadata(path, lambda attribute: attribute["extraction"].update(keep=keep))
+    with pytest.raises(InvalidValueError, match=r"extraction\.keep of a store is .*, which is no choice of words"):
+        es.extraction.options_of(path)

@@ -447,6 +447,33 @@ def test_no_appended_rows_are_left_out_in_silence(tmp_path: Path, damage: Callab
         assert all_files(path) == before
 
 
+@pytest.mark.parametrize("damage", [lambda node: node.unlink(), lambda node: node.write_text("{}")])
+def test_the_group_of_appended_parts_is_verified_and_repaired(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    path, plan = tmp_path / "s.zarr", plan_of(SENTENCES[:9], model=FakeEncoder())
+    es.extract(plan, path)
+    extract(path, SENTENCES[9:20], append=True)
+    before = all_files(path)
+    damage(path / "appended/zarr.json")
+    assert [fault.what for fault in es.verify(path).faults] == ["is missing or was changed"]
+    es.extract(plan, path, repair=True)
+    assert all_files(path) == before
+
+
+def test_damage_of_a_member_is_not_read_as_rows_of_the_next(tmp_path: Path) -> None:
+    """The index of a member is checked as that of one store is, also where it would still fit the collection."""
+    path, name = tmp_path / "grown.zarr", "occurrences/sentence/c/0"
+    extract(path, SENTENCES[:9])
+    extract(path, SENTENCES[9:20], append=True)
+    for member, change in ((path, 1), (path / "appended/0001.zarr", -1)):
+        file = member / name
+        before = np.fromfile(file, np.int64)
+        (before + change).tofile(file)
+        for read in (lambda store: store.select().table(), lambda store: store.select(words="bank").rows):
+            with pytest.raises(StoreDamagedError, match=rf"the index of {member} is damaged: occurrences/sentence"):
+                read(es.open(path))
+        before.tofile(file)
+
+
 def test_the_list_of_appended_parts_names_no_other_place(tmp_path: Path) -> None:
     """Whatever it holds, with a checksum that fits: the parts are those in the folder, as they were appended."""
     path = tmp_path / "grown.zarr"

@@ -316,6 +316,18 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> N
     assert sorted(path.name[-7:] for path in tmp_path.iterdir()) == [".cached", "ine.txt"]
 
 
+def test_a_file_in_the_place_of_another_is_damaged(tmp_path: Path) -> None:
+    kept = CacheFolder(tmp_path, 250)
+    for name in "ab":
+        kept.add([(name, 100)], lambda descriptors, name=name: os.write(descriptors[0], name.encode() * 100))
+    first, second = (kept.find(name, 100) for name in "ab")
+    assert first is not None
+    assert second is not None
+    second.replace(first)
+    assert kept.find("a", 100) is None
+    assert kept.take_damaged() == [first]
+
+
 def test_a_folder_that_may_only_be_read_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = CacheFolder(tmp_path, 250)
     kept.add([("a", 100)], lambda descriptors: os.write(descriptors[0], bytes(100)))

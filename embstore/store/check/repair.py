@@ -16,13 +16,14 @@ from embstore.store.backend import Writer, is_file, is_hdf5, no_store, require_w
 from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
+from embstore.store.opening import LIST
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import MappedFile, as_bytes, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.virtual.recomputed import virtual_chunks
 from embstore.store.writer import built, frozen_of
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key, column_parts
+from embstore.store.zarr.format import APPENDED_NODE, COMMITS_CHUNK, NODE, column_key, column_parts, group_node
 from embstore.store.zarr.reader import root_attribute
 from embstore.store.zarr.writer import ZarrWriter, static_objects
 
@@ -74,6 +75,8 @@ def _repair_zarr(
     try:
         with frozen_of(path, metadata, index, center) as frozen:
             objects = static_objects(metadata, frozen)
+            if storage.size(LIST) is not None:
+                objects[APPENDED_NODE] = [group_node({})]
             for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
                 storage.delete(key)
             records = f"{COMMITS}/{NODE}"

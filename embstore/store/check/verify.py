@@ -41,12 +41,13 @@ from embstore.store.check.consistency import column_faults
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.opening import Location, member_reader, members_at
+from embstore.store.opening import LIST, Location, member_reader, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import MappedFile, crc32c, crc32c_of_spans, new_column, opened
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
+    APPENDED_NODE,
     COMMITS_CHUNK,
     INDEXES,
     LABELS,
@@ -57,6 +58,7 @@ from embstore.store.zarr.format import (
     all_nodes,
     column_end,
     column_key,
+    group_node,
     shard_key,
     shard_shape,
 )
@@ -300,6 +302,8 @@ class ZarrChecks(Checks):
             stored = root if key == NODE else self.read(key, None, storage.get)
             if stored not in (None, node):
                 self.fault(key, "was changed")
+        if storage.size(LIST) is not None and not storage.holds(APPENDED_NODE, [group_node({})]):
+            self.fault(APPENDED_NODE, "is missing or was changed")
         columns = {spec.path: self.column(spec, arrays[spec.path].crc32c) for spec in frozen_specs(arrays)}
         self.index(columns, metadata)
         whole = True

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from embstore.store.storage.files import crc32c_of_spans, opened, read_at, replacing, storing, write_at
+from embstore.store.storage.files import crc32c, crc32c_of_spans, opened, read_at, replacing, storing, write_at
 
 SIZE_GIB = 64.0  # of copies, unless EMBSTORE_CACHE_GIB says otherwise: what a laptop's disk can give
 CRC_NBYTES = 4  # of the checksum at the end of a file
@@ -27,9 +27,9 @@ _STALE_SECONDS = 86_400  # no computation takes a day: what is older was left by
 class CacheFolder:
     """Files in a folder, named by what they hold, of at most `nbytes` in total; the least recently used are removed.
 
-    A file appears complete, by one rename, and ends with the CRC32C of its bytes, which a process compares before it
-    first uses the file. Processes may share the folder: a file that one removes stays readable for another that has
-    mapped it.
+    A file appears complete, by one rename, and ends with the CRC32C of its name and bytes, which a process compares
+    before it first uses the file. Processes may share the folder: a file that one removes stays readable for another
+    that has mapped it.
     """
 
     _compared: ClassVar[dict[Path, tuple[int, ...]]] = {}  # what distinguishes the files that this process has compared
@@ -47,7 +47,7 @@ class CacheFolder:
                 status = os.fstat(descriptor)
                 identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
                 if again or self._compared.get(path) != identity:
-                    crc, _ = crc32c_of_spans(descriptor, [(0, nbytes)])
+                    crc, _ = crc32c_of_spans(descriptor, [(0, nbytes)], crc32c(name.encode()))
                     stored = np.empty(CRC_NBYTES + 1, np.uint8)
                     if stored[: read_at(descriptor, stored, nbytes)].tobytes() != crc.to_bytes(CRC_NBYTES, "little"):
                         self._damaged.append(path)
@@ -77,8 +77,8 @@ class CacheFolder:
                 stack.enter_context(replacing(target, partial=partial))
                 descriptors.append(stack.enter_context(opened(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)))
             write(descriptors)
-            for (_, nbytes), descriptor in zip(files, descriptors, strict=True):
-                crc, _ = crc32c_of_spans(descriptor, [(0, nbytes)])
+            for (name, nbytes), descriptor in zip(files, descriptors, strict=True):
+                crc, _ = crc32c_of_spans(descriptor, [(0, nbytes)], crc32c(name.encode()))
                 write_at(descriptor, crc.to_bytes(CRC_NBYTES, "little"), nbytes)
 
     def take_damaged(self) -> list[Path]:

@@ -34,6 +34,7 @@ NODE = "zarr.json"
 COMMITS_CHUNK = f"{COMMITS}/c/0/0"
 TEMPORARY = "hidden_states/.tmp"  # inside an array, where Zarr tools do not look for members
 APPENDED = "appended"  # the group of stores that were appended
+APPENDED_NODE = f"{APPENDED}/zarr.json"
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
 LABELS = "hidden_states/.labels"  # label columns that were added, likewise
 PARTS = "hidden_states/.appended"  # the list of appended stores, which is not lost with them
