@@ -12,10 +12,16 @@ MIN_UNITS = 5  # that are resampled; of fewer the expanded interval too holds in
 Interval = tuple[float | None, float | None]
 
 
-def expanded(drawn: NDArray[np.float64], n_units: int) -> Interval:
+def worth(weights: NDArray[np.number]) -> float:
+    """Return how many units of equal weight are worth as much as units of these weights (Kish 1965)."""
+    return float(weights.sum() ** 2 / np.square(weights).sum())
+
+
+def expanded(drawn: NDArray[np.float64], n_units: float) -> Interval:
     """Return the expanded percentile interval (Hesterberg 2015) of resampled values, NaN left out.
 
     The percentiles are further out than 2.5 and 97.5, as the bootstrap divides by n and knows no Student's t.
+    `n_units`: that were resampled, or what they are `worth` if they differ in size.
     None if there are no values, or more than one in twenty is NaN.
     """
     from scipy.stats import norm, t
@@ -27,18 +33,30 @@ def expanded(drawn: NDArray[np.float64], n_units: int) -> Interval:
     return float(low), float(high)
 
 
+def reach(values: NDArray[np.float64]) -> float:
+    """Return half the width of the interval of a mean by Student's t; NaN of a single value."""
+    from scipy.stats import t
+
+    n = len(values)
+    return float(t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) / np.sqrt(n)) if n > 1 else np.nan
+
+
 def exact(right: NDArray[np.floating], size: NDArray[np.floating]) -> tuple[float, float]:
     """Return the interval of the share sum(right) / sum(size), as exact as that of a binomial (Clopper & Pearson 1934).
 
     `right`, `size`: of each sentence, whose answers are not independent: the sample counts as smaller by the factor by
-    which the variance of shares over sentences exceeds that of independent answers (Korn & Graubard 1998).
+    which the variance of shares over sentences exceeds that of independent answers, and by how little is known of that
+    factor (Korn & Graubard 1998), but not as smaller than what its sentences are `worth`. It counts as
+    that where fewer than five sentences have a right answer, or a wrong one, whose dependence nobody can tell.
     """
-    from scipy.stats import beta
+    from scipy.stats import beta, norm, t
 
-    total = float(size.sum())
+    total, outside = float(size.sum()), (1 - LEVEL) / 2
     share = float(right.sum()) / total
-    independent = share * (1 - share) * total
-    factor = max(1.0, float(np.square(right - share * size).sum()) / independent) if independent > 0 else 1.0
-    n, outside = total / factor, (1 - LEVEL) / 2
+    n = units = worth(size)
+    if min((right > 0).sum(), (right < size).sum()) >= MIN_UNITS:
+        squares = np.square(right - share * size) / (1 - size / total)
+        n = share * (1 - share) * total**2 / max(squares.sum(), 1e-9)
+        n = np.clip(n * (norm.ppf(outside) / t.ppf(outside, units - 1)) ** 2, units, total)
     low = beta.ppf(outside, share * n, n - share * n + 1) if share > 0 else 0.0
     return float(low), float(beta.ppf(1 - outside, share * n + 1, n - share * n)) if share < 1 else 1.0

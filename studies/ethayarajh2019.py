@@ -319,7 +319,7 @@ def by_layer(scores: Scores, model: str) -> Section:
     same = f"Paper: the author's means of {paper}." if paper else "The paper has no model of this size."
     note = (
         "Adjusted: value minus baseline, the anisotropy or, for the explainable variance, that of random vectors. In "
-        f"brackets 95 % bootstrap intervals over words or sentences. {same}"
+        f"brackets 95 % intervals over words or sentences and the vectors of the baseline. {same}"
     )
     return Section(f"Figures 1-4 by layer ({model})", note, rows)
 
@@ -403,7 +403,8 @@ def findings(scores: Scores) -> Section:
             verdicts.setdefault(claim, {"the paper": claim})[model] = f"{holds}: {found}"
     note = (
         "Layer 0 has no context; only self-similarity is compared with it. Not determined: the 95 % intervals overlap, "
-        "or there is too little data. All of it is read off one sample of text."
+        "or there is too little data. Anisotropy and ranks of words have no interval: there yes and no compare values. "
+        "All of it is read off one sample of text."
     )
     return Section("What holds", note, list(verdicts.values()))
 

@@ -284,7 +284,7 @@ class Transfer:
         self.dev = np.array([each.dev for each in curves])
         self.normalized = normalized(self.scores)
         self.best = int(normalized(self.dev).mean(0).argmax())  # on dev
-        self.gaps = self.normalized - self.normalized[:, [self.best]]
+        self.gaps = self.scores - self.scores[:, [self.best]]
 
     @property
     def ranks(self) -> NDArray[np.float64]:
@@ -341,18 +341,16 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
 def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
     transfer = Transfer(scores, model)
     ranks, gaps = transfer.ranks, transfer.gaps
-    interval, gap_interval = over_tasks(transfer.normalized), over_tasks(gaps)
-
-    def with_ends(value: float, ends: NDArray[np.float64] | None, at: int, form: str) -> str:
-        return f"{value:{form}}" + ("" if ends is None else bracketed(ends[0][at], ends[1][at], ".2f"))
-
+    interval = over_tasks(gaps)
     rows: list[Row] = []
     for at, layer in enumerate(transfer.layers):
         row: Row = {"layer": layer, "mean score": decimals(float(transfer.scores[:, at].mean()))}
-        row["normalized"] = with_ends(transfer.normalized[:, at].mean(), interval, at, ".2f")
+        row["normalized"] = f"{transfer.normalized[:, at].mean():.2f}"
         row["mean rank"] = f"{ranks[:, at].mean():.1f}"
         row["highest in"] = int((ranks[:, at] < 2).sum())
-        gap = with_ends(gaps[:, at].mean(), gap_interval, at, "+.2f")
+        gap = f"{gaps[:, at].mean():+.3f}" + (
+            "" if interval is None else bracketed(interval[0][at], interval[1][at], "+.3f")
+        )
         row[f"less layer {transfer.layers[transfer.best]}"] = "best on dev" if at == transfer.best else gap
         rows.append(row)
     brackets = f"95 % intervals over {len(transfer.scores)} tasks by Student's t"
@@ -361,7 +359,7 @@ def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
     note = (
         "Figure 5 of the survey (Rogers et al. 2020, after Liu et al.) as numbers. Normalized: from 0, the worst layer "
         "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: the number of tasks. "
-        "The last column is the difference of normalized scores from the layer that is best on dev; a layer whose "
+        "The last column is the difference of scores from the layer that is best on dev; a layer whose "
         "interval includes 0 is not distinct from it. In brackets: "
         f"{brackets}; they are of tasks like these, and tasks over the same sentences are not independent."
     )

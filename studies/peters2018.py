@@ -34,6 +34,7 @@ from embstore_studies.study import (
     draw_line,
     methods,
     ratio,
+    share,
     verdict,
     with_interval,
 )
@@ -241,10 +242,11 @@ def resolve(run: Run[Peters2018], spans: Spans, name: str, store: es.Store) -> p
 
 
 def mean(settings: Peters2018, frame: pl.DataFrame, value: str | pl.Expr) -> Interval:
-    """Return the mean of a column and its 95 % interval, by resampling documents."""
+    """Return the mean of a column and its 95 % interval over documents; by resampling them unless it is a share."""
     name = pl.col(value) if isinstance(value, str) else value
     sums = frame.group_by("document").agg(name.sum().alias("sum"), pl.len()).sort("document")
-    return ratio(sums["sum"].to_numpy(), sums["len"].to_numpy(), resamples=settings.resamples, seed=settings.seed)
+    of = sums["sum"].to_numpy(), sums["len"].to_numpy()
+    return share(*of) if isinstance(value, str) else ratio(*of, resamples=settings.resamples, seed=settings.seed)
 
 
 CLAIM_NOTE = (
@@ -296,7 +298,7 @@ def accuracy(settings: Peters2018, frame: pl.DataFrame, model: str) -> Section:
         f"The share of {len(one):,} pronouns in {one['document'].n_unique():,} documents whose nearest earlier mention "
         f"by cosine corefers; {alone:,} more have right mentions alone and are not counted. The candidate that is: "
         f"{baselines}. A candidate may be the same pronoun, found by its form alone even without context; the last "
-        "column is of pronouns without an earlier one. In brackets 95 % bootstrap intervals over documents."
+        "column is of pronouns without an earlier one. In brackets 95 % intervals over documents."
     )
     return Section(f"Antecedents of pronouns ({model})", note, rows)
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 import embstore as es
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
+from embstore.intervals import MIN_UNITS, exact, expanded, worth
 from embstore.models import load_encoder, model_kind, save_untrained
 from embstore.store import write_frame
 
 LOG = logging.getLogger("embstore_studies")
 FOLDERS = ("stores", "tables", "figures", "models", "probes")
 SPLITS = ("train", "dev", "test")
-LEAST_UNITS = 5  # documents or words of which a bootstrap makes an interval
 MARKERS = "o^sDvPX*"  # of the lines of a figure, in turn
 # By the folders that edge probing tasks are in, as the figures of Tenney et al. call them and in their order.
 TASKS = {
@@ -433,18 +433,19 @@ def decimals(value: float | None) -> str:
 def ratio(sums: NDArray[Any], weights: NDArray[Any], *, resamples: int, seed: int) -> Interval:
     """Return the sum of `sums` over that of `weights` with its 95 % interval, by resampling both together.
 
-    The percentiles are the expanded ones of Hesterberg 2015; there is no interval of fewer than five, and where fewer
-    than three differ from the most usual ratio.
+    There is no interval of fewer than five, and where fewer than three differ from the most usual ratio.
     """
-    from scipy.stats import norm, t
-
     value, n = float(sums.sum() / weights.sum()), len(sums)
-    if n < LEAST_UNITS or n - np.unique(sums / weights, return_counts=True)[1].max() < 3:
+    if n < MIN_UNITS or n - np.unique(sums / weights, return_counts=True)[1].max() < 3:
         return value, None, None
     drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
-    outside = norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf(0.975, n - 1))
-    low, high = np.quantile(sums[drawn].sum(1) / weights[drawn].sum(1), [outside, 1 - outside])
-    return value, float(low), float(high)
+    return value, *expanded(sums[drawn].sum(1) / weights[drawn].sum(1), worth(weights))
+
+
+def share(right: NDArray[Any], counts: NDArray[Any]) -> Interval:
+    """Return the share of right answers with its exact 95 % interval; none of fewer than five documents or words."""
+    ends = exact(right, counts) if len(right) >= MIN_UNITS else (None, None)
+    return float(right.sum() / counts.sum()), *ends
 
 
 def with_interval(interval: Interval) -> str:

@@ -29,6 +29,7 @@ from embstore_studies.study import (
     draw_line,
     methods,
     ratio,
+    share,
     with_interval,
 )
 
@@ -216,7 +217,7 @@ def disambiguate(run: Run[Wiedemann2019], senses: SenseCorpus, name: str, store:
 
 
 def by_layer(settings: Wiedemann2019, words: pl.DataFrame) -> pl.DataFrame:
-    """Return scores by model, k and layer; `accuracy_low, accuracy_high` and so on bound 95 % of resampled words.
+    """Return scores by model, k and layer; `accuracy_low, accuracy_high` and so on are 95 % intervals over words.
 
     Micro scores are over occurrences, macro ones the mean over words.
     """
@@ -228,8 +229,10 @@ def by_layer(settings: Wiedemann2019, words: pl.DataFrame) -> pl.DataFrame:
         row: Row = {**dict(zip(KEYS, key, strict=True)), "n_words": len(part), "count": int(counts.sum())}
         for name, values in columns.items():
             weights = np.ones(len(part)) if name == "f1" else counts
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = ratio(
-                values * weights, weights, resamples=settings.resamples, seed=settings.seed
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = (
+                ratio(values * weights, weights, resamples=settings.resamples, seed=settings.seed)
+                if name in ("f1", "gain")
+                else share(values * weights, weights)
             )
         rows.append(row)
     return pl.DataFrame(rows, schema_overrides={"layer": pl.Int64}, infer_schema_length=None)
@@ -293,7 +296,7 @@ def layers_table(settings: Wiedemann2019, scores: pl.DataFrame, model: str) -> S
         f"k = {settings.ks[0]}; {first['count']:,} test occurrences of {first['n_words']:,} words. Accuracy (micro F1) "
         f"over occurrences; most frequent train sense of the word {between(first, 'baseline')}, a train sense at "
         f"random {between(first, 'chance')}. Macro F1: the mean over words of the mean F1 of their senses. In brackets "
-        "95 % bootstrap intervals over words. An interval above 0 in the last column: better than the most frequent "
+        "95 % intervals over words. An interval above 0 in the last column: better than the most frequent "
         "sense."
     )
     return Section(f"By layer ({model})", note, table)

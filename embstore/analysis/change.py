@@ -19,7 +19,7 @@ from embstore.arguments import Count, Positive, Range, checked
 from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError, quoted
-from embstore.intervals import MIN_UNITS, Interval, expanded
+from embstore.intervals import MIN_UNITS, Interval, expanded, worth
 from embstore.progress import Counter, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
@@ -269,8 +269,9 @@ class Units:
         `jsd` is moved down by twice the bias that the resamples show; there is none where fewer than five units are
         outside the largest cluster of their side, as resamples of one cluster are all alike.
         """
-        if (least := min(self.is_new.sum(), (~self.is_new).sum())) < MIN_UNITS:
+        if min(self.is_new.sum(), (~self.is_new).sum()) < MIN_UNITS:
             return {}
+        least = min(worth(self.counts[side]) for side in (self.is_new, ~self.is_new))
         values = self.measures(~self.is_new[None], self.is_new[None])
         step, parts = max(1, BLOCK_WEIGHTS // len(self.is_new)), []
         for n_rows in (min(step, count - start) for start in range(0, count, step)):
@@ -283,7 +284,7 @@ class Units:
         ends: dict[str, Interval] = {}
         for name, (value,) in values.items():
             resampled = np.concatenate([part[name] for part in parts])
-            low, high = expanded(resampled, int(least))
+            low, high = expanded(resampled, least)
             if low is not None and high is not None and (name != "jsd" or self._n_outside >= MIN_UNITS):
                 bias = 2 * (resampled.mean() - value) if name == "jsd" else 0.0
                 ends[name] = max(0.0, low - bias), max(0.0, high - bias)

@@ -80,7 +80,7 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     assert Counter(map(len, picked)) == {sentences: draws}
 
     def ends(values: Sequence[Any]) -> Any:
-        return expanded(np.array(values), sentences)
+        return expanded(np.array(values), own.wanted.sum() ** 2 / (own.wanted**2).sum())
 
     def scores(counts: EdgeCounts, places: np.ndarray, sample: list[int]) -> list[float]:
         return [f1_by_hand(counts, int(place), sample) for place in places]

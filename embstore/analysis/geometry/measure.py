@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
 from embstore.analysis.geometry.layer_measures import MEASURES
 from embstore.analysis.geometry.moments import Moments, MomentSums
-from embstore.analysis.geometry.spectra import MEV, sample_mev
+from embstore.analysis.geometry.spectra import MEV, mev_influences, sample_mev
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
 from embstore.analysis.words import BLOCK_ROWS, compute_per_word, count_codes, eligible_types, rows_of_words
 from embstore.arguments import Count, Positive, Range, checked
 from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError, check_choice
+from embstore.intervals import reach
 from embstore.progress import Report, reporting
 from embstore.store import Selection, Store
 from embstore.store.layout import Layers
@@ -38,7 +39,9 @@ SCHEMA: dict[str, Any] = {
     "count": pl.Int64,
     "baseline": pl.Float64,
     "adjusted": pl.Float64,
+    "baseline_reach": pl.Float64,
 }
+MIN_DRAWN = 100  # of a baseline of mev: that of a few vectors is too high, and of no larger sample
 
 
 @checked
@@ -81,9 +84,11 @@ def geometry(
     Returns
     -------
     polars.DataFrame
-        `layer, metric, item, value, count, baseline, adjusted`. `item` is the word, or the row of the sentence; the row
-        with an empty one is of the layer, the mean over words or sentences. `adjusted` is value minus baseline, which
-        is the anisotropy for `selfsim` and `intrasim`, and the MEV of all occurrences for `mev`.
+        `layer, metric, item, value, count, baseline, adjusted, baseline_reach`. `item` is the word, or the row of the
+        sentence; the row with an empty one is of the layer, the mean over words or sentences. `adjusted` is value minus
+        baseline, which is the anisotropy for `selfsim` and `intrasim`, and the MEV of all occurrences for `mev`.
+        `baseline_reach` is half the width of the 95 % interval of a drawn baseline, by Student's t; 0 of the exact one,
+        null of `mev` of fewer than 100 vectors.
 
     Raises
     ------
@@ -114,7 +119,7 @@ def geometry(
     with reporting(settings().progress, unit="vectors", label="geometry") as report:
         results = _measure(inputs, options, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
-    numbers = frame.with_columns(pl.col("value", "baseline").fill_nan(None))
+    numbers = frame.with_columns(pl.col("value", "baseline", "baseline_reach").fill_nan(None))
     columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
     return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
@@ -242,27 +247,34 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     selection, metrics, words = inputs.selection, inputs.metrics, inputs.words
     anisotropy = found["cosines"].anisotropy if "cosines" in found else None
     drawn = None if inputs.sample is None else selection.store.vectors(inputs.sample, layers=layer)[0]
+    around = 0.0
     if drawn is not None and COSINE_METRICS & set(metrics):
         vectors = drawn.astype(np.float64)
         lengths = np.linalg.norm(vectors, axis=1)
-        units = (vectors / np.where(lengths > 0, lengths, 1)[:, None]).sum(0)
-        anisotropy = float(mean_cosine(units @ units, (lengths > 0).sum(), len(vectors)))
+        units = vectors / np.where(lengths > 0, lengths, 1)[:, None]
+        total = units.sum(0)
+        anisotropy = float(mean_cosine(total @ total, (lengths > 0).sum(), len(vectors)))
+        around = reach(2 * (units @ total - (lengths > 0)) / max(len(units) - 1, 1))
     forms = pl.Series(list(selection.store.index.words.subset(words.members)), dtype=pl.String)
     if "selfsim" in metrics:
         several, values = words.sizes > 1, np.concatenate(found["selfsim"])
-        yield _frame("selfsim", layer, forms.filter(several), words.sizes[several], values[several], anisotropy)
+        yield _frame("selfsim", layer, forms.filter(several), words.sizes[several], values[several], anisotropy, around)
     if "intrasim" in metrics:
         items = pl.Series(inputs.sentences.members).cast(pl.String)
-        yield _frame("intrasim", layer, items, inputs.sentences.sizes, found["cosines"].intrasim, anisotropy)
+        yield _frame("intrasim", layer, items, inputs.sentences.sizes, found["cosines"].intrasim, anisotropy, around)
     if "mev" in metrics:
         baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn)
-        yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline)
+        around = 0.0 if drawn is None else reach(mev_influences(drawn)) if len(drawn) >= MIN_DRAWN else np.nan
+        yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline, around)
     for metric in ("anisotropy", *MEASURES, *SPECTRUM_METRICS):
         if metric in metrics:
             value = float(found[metric]) if metric in MEASURES else found.get("moments", {}).get(metric, anisotropy)
             count = len(selection) if drawn is None or metric != "anisotropy" else len(drawn)
-            row = {"item": "", "value": value, "count": count, "metric": metric, "layer": layer, "baseline": None}
-            yield pl.DataFrame([row], schema_overrides={"value": pl.Float64, "baseline": pl.Float64})
+            row = {"item": "", "value": value, "count": count, "metric": metric, "layer": layer}
+            null = pl.lit(None, pl.Float64)
+            yield pl.DataFrame([row], schema_overrides={"value": pl.Float64}).with_columns(
+                baseline=null, baseline_reach=null
+            )
 
 
 def _frame(
@@ -272,6 +284,7 @@ def _frame(
     counts: NDArray[np.int64],
     values: NDArray[np.float64],
     baseline: float | None,
+    around: float,
 ) -> pl.DataFrame:
     """The rows of a metric at a layer, its mean first."""
     known = values[~np.isnan(values)]
@@ -280,5 +293,5 @@ def _frame(
         "value": np.insert(values, 0, float(known.mean()) if len(known) else np.nan),
         "count": np.insert(counts, 0, len(known)),
     }
-    labels = {"metric": pl.lit(metric), "layer": pl.lit(layer, pl.Int64), "baseline": pl.lit(baseline, pl.Float64)}
-    return pl.DataFrame(columns).with_columns(**labels)
+    of = {"baseline": pl.lit(baseline, pl.Float64), "baseline_reach": pl.lit(around, pl.Float64)}
+    return pl.DataFrame(columns).with_columns(metric=pl.lit(metric), layer=pl.lit(layer, pl.Int64), **of)

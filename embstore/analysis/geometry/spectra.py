@@ -104,6 +104,17 @@ def sample_mev(stored: NDArray[Any]) -> float:
     return float(share_of_first(symmetric_product(shorter[None]))[0])
 
 
+def mev_influences(stored: NDArray[Any]) -> NDArray[np.float64]:
+    """How far each vector moves the maximum explainable variance of vectors [n, feature], times n; their mean is 0."""
+    array = np.asarray(stored, np.float64)
+    shorter = torch.from_numpy(array if len(array) <= array.shape[1] else array.T)
+    value, first = (each[0].numpy() for each in largest_eigenpairs(symmetric_product(shorter[None])))
+    along = np.square(first * np.sqrt(value) if len(first) == len(array) else array @ first)
+    squares = np.square(array).sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN if all vectors are zero
+        return np.asarray((along - along.sum() / squares.sum() * squares) / squares.mean())
+
+
 def largest_eigenpairs(matrices: torch.Tensor, *, vectors: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest eigenvalue and a unit eigenvector of symmetric positive semidefinite matrices.
 

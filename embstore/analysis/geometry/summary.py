@@ -25,12 +25,15 @@ def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed
 
     Words or sentences are resampled, the same ones for every layer, so that layers can be compared: intervals are of
     other words like these, or of other sentences of these words. Columns: `layer, metric, value, low, high, count,
-    baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as exact. Metrics with one value per
+    baseline, adjusted, adjusted_low, adjusted_high, seed`; those of adjusted values also cover the error of a baseline
+    that is drawn, while an exact one is that of these occurrences (Zou & Donner 2008). Metrics with one value per
     layer, and means over fewer than five words or sentences, have no interval.
 
     Raises InvalidValueError for a frame without the columns of `geometry`.
     """
     check_columns(frame, COLUMNS, "the frame of geometry")
+    if "baseline_reach" not in frame.columns:  # of an earlier version
+        frame = frame.with_columns(baseline_reach=pl.lit(0.0))
     intervals = pl.DataFrame(
         list(_intervals(frame, resamples, seed)),
         schema={"metric": frame.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},
@@ -46,10 +49,15 @@ def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed
         "count",
         "baseline",
         "adjusted",
-        adjusted_low=pl.col("low") - pl.col("baseline"),
-        adjusted_high=pl.col("high") - pl.col("baseline"),
+        adjusted_low=pl.col("adjusted") - _together(pl.col("value") - pl.col("low")),
+        adjusted_high=pl.col("adjusted") + _together(pl.col("high") - pl.col("value")),
         seed=pl.lit(seed, pl.Int64),
     )
+
+
+def _together(half: pl.Expr) -> pl.Expr:
+    """Half of an interval, and that of the baseline; where both are symmetric, that of their difference."""
+    return (half**2 + pl.col("baseline_reach") ** 2).sqrt()
 
 
 def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple[str, int, float | None, float | None]]:

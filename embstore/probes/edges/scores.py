@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.intervals import MIN_UNITS, Interval, exact, expanded
+from embstore.intervals import MIN_UNITS, Interval, exact, expanded, worth
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.training import EdgeStream, iter_logits
@@ -24,8 +24,9 @@ from embstore.probes.training import Trained
 
 BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 # Sentences that two probes answer differently, of which resamples make an interval of their difference that holds in
-# nine of ten cases; an expected layer divides by one. Of two such sentences it holds in .84, of five in .92.
-MIN_DIFFERENT = {"expected_layer": 10}
+# nine of ten cases; an expected layer divides by one. Of two such sentences it holds in .84, of five in .92; if these
+# are all sentences that there are, in .7.
+MIN_DIFFERENT, MIN_SENTENCES = {"expected_layer": 10}, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +205,10 @@ class SplitCounts:
             counts["control"] = self.control
         f1 = resampled_f1(counts, n_resamples, seed=seed)
         of_seeds = [dict(_metrics(f1, grid, each)) for each in grid.seeds]
-        ends = {key: expanded(np.mean([values[key][1:] for values in of_seeds], 0), n_sentences) for key in of_seeds[0]}
-        few = {key: n for key, n in self._n_different(grid) if n < MIN_DIFFERENT.get(key[0], MIN_UNITS)}
+        units = worth(self.own.wanted)
+        ends = {key: expanded(np.mean([values[key][1:] for values in of_seeds], 0), units) for key in of_seeds[0]}
+        least = MIN_UNITS if n_sentences >= MIN_SENTENCES else n_sentences + 1
+        few = {key: n for key, n in self._n_different(grid) if n < MIN_DIFFERENT.get(key[0], least)}
         ends |= dict.fromkeys(few, (None, None))
         if n_resamples:
             ends |= self._of_f1(grid)
