@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_RELATIONS = 14  # names that fit beside a panel
-SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
+SHARES = ("self", "previous", "next", "cls", "first", "sep", "punctuation")
 ENTROPIES = {"all": "of every subword", "cls": "of [CLS]"}
 
 

@@ -74,7 +74,7 @@ class Plain:
         for query in range(n):
             for name, key in (("self", query), ("previous", query - 1), ("next", query + 1)):
                 self._count("share", name, maps[:, :, query, key] if 0 <= key < n else 0 * maps[:, :, 0, 0])
-            kinds = {"cls": range(self.before), "sep": range(n - self.after, n)}
+            kinds = {"cls": range(self.before), "first": range(1), "sep": range(n - self.after, n)}
             kinds["punctuation"] = [
                 place
                 for place, owner in enumerate(owners)

@@ -116,7 +116,8 @@ class Tokens:
             others[1, row, : len(forms)] = [spelled[form] not in STOPS for form in forms]
         some = self._inside.any(2)
         marks, stops = (np.asarray(some & ~(self._inside & other[:, None]).any(2)) for other in others)
-        return {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
+        first = np.broadcast_to(positions == 0, shape)
+        return {"cls": before, "first": first, "sep": after, "punctuation": marks, "period_comma": stops}
 
     @cached_property
     def first(self) -> torch.Tensor:
