@@ -47,7 +47,18 @@ TABLE1 = {
     "compound:prt": ("prt", "6.6", 99.1, 91.4, -1),
 }
 STATISTICS = ("shares", "entropy", "relations")
-SHARES = ("self", "previous", "next", "cls", "first", "sep", "punctuation", "period_comma", "sep_to_sep", "other_to_sep")
+SHARES = (
+    "self",
+    "previous",
+    "next",
+    "cls",
+    "first",
+    "sep",
+    "punctuation",
+    "period_comma",
+    "sep_to_sep",
+    "other_to_sep",
+)
 DIRECTIONS = {"relation_to_head": "to the head", "relation_to_dependant": "to the dependant"}
 LEAST_EDGES = 100  # of a relation, as in the authors' notebook
 PANELS = {

@@ -22,8 +22,9 @@ class Shares(Statistic):
 
     Of all subwords, special ones included: to itself, the previous and the next one (0 where there is none), to the
     special ones in front of the sentence (`cls`: [CLS], or BOS; without any `first`, the first subword, to which most
-    decoders attend most) and after it (`sep`: [SEP]), to punctuation (words without a letter or digit) and to periods and commas, as the paper has it. `sep_to_sep` and
-    `other_to_sep` are the shares of [SEP] to itself and of all others to [SEP].
+    decoders attend most) and after it (`sep`: [SEP]), to punctuation (words without a letter or digit) and to periods
+    and commas, as the paper has it. `sep_to_sep` and `other_to_sep` are the shares of [SEP] to itself and of all others
+    to [SEP].
     """
 
     name = "shares"
@@ -46,7 +47,12 @@ class Shares(Statistic):
 
     def results(self) -> Iterator[Values]:
         queries = self.sums["queries"][:, None]
-        left_out = {"cls": not self.shape.n_before, "first": self.shape.n_before > 0, "sep": not self.shape.n_after, "next": self.shape.causal}
+        left_out = {
+            "cls": not self.shape.n_before,
+            "first": self.shape.n_before > 0,
+            "sep": not self.shape.n_after,
+            "next": self.shape.causal,
+        }
         for name in (*NEIGHBORS, "cls", "first", "sep", "punctuation", "period_comma"):
             if not left_out.get(name):
                 yield Values("share", name, self.sums[name] / queries, count=queries[0, 0])
