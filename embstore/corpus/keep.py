@@ -102,8 +102,8 @@ class Keep:
         pass_rows: int,
     ) -> None:
         """Give each occurrence a random number, by its word and its rank in it, and keep the `most` lowest."""
-        counts, key = _type_counts(mask, types, len(forms)), self.seed.to_bytes(8, "little")
-        for rows in _passes(mask, types, np.where(counts > most, counts, 0), pass_rows):
+        key = self.seed.to_bytes(8, "little")
+        for rows in _passes(mask, types, len(forms), most + 1, pass_rows):
             words = types[rows]
             by_word = np.argsort(words, kind="stable")
             rows, words = rows[by_word], words[by_word]
@@ -131,9 +131,8 @@ def _drop_rare(
 ) -> None:
     """Clear the mask for words with fewer than `least` distinct contexts, counting (word, context) pairs exactly."""
     context_numbers = np.unique(contexts, return_inverse=True)[1]
-    counts = _type_counts(mask, types, n_types)
     frequent = np.zeros(n_types, bool)
-    for rows in _passes(mask, types, np.where(counts >= least, counts, 0), pass_rows):
+    for rows in _passes(mask, types, n_types, least, pass_rows):
         words = types[rows].astype(np.int64)
         first = int(words.min())
         pairs = (words - first) * len(contexts) + context_numbers[sentences[rows]]
@@ -150,23 +149,20 @@ def blocks_of(length: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def _type_counts(mask: NDArray[np.bool_], types: NDArray[np.int32], n_types: int) -> IntArray:
-    """Return the number of rows of each type in the mask."""
-    counts = np.zeros(n_types, np.int64)
-    for block in blocks_of(len(types), BLOCK_ROWS):
-        counts += np.bincount(types[block][mask[block]], minlength=n_types)
-    return counts
-
-
-def _passes(mask: NDArray[np.bool_], types: NDArray[np.int32], counts: IntArray, pass_rows: int) -> Iterator[IntArray]:
-    """Yield all masked rows of the types with a count above zero, ascending, a range of types at a time.
+def _passes(
+    mask: NDArray[np.bool_], types: NDArray[np.int32], n_types: int, least: int, pass_rows: int
+) -> Iterator[IntArray]:
+    """Yield all masked rows of the types that have `least` of them or more, ascending, a range of types at a time.
 
     Each pass reads all of `types` and yields at most `pass_rows` rows, or the rows of a single type that has more.
     """
-    ends = np.cumsum(counts)
-    wanted = counts > 0
+    counts = np.zeros(n_types, np.int64)
+    for block in blocks_of(len(types), BLOCK_ROWS):
+        counts += np.bincount(types[block][mask[block]], minlength=n_types)
+    wanted = counts >= least
+    ends = np.cumsum(np.where(wanted, counts, 0))
     first = 0
-    while first < len(counts):
+    while first < n_types:
         done = int(ends[first - 1]) if first else 0
         last = max(int(np.searchsorted(ends, done + pass_rows, side="right")), first + 1)
         if int(ends[last - 1]) > done:
