@@ -31,6 +31,7 @@ TEXTS = (
     "a\u00a0b\u3000c\u200bd 3 + 4 = 7; | x | y |",
 )
 Places = Sequence[Sequence[int]]  # the characters [start, stop) of each subword
+_Numbers = NDArray[np.int64]
 WORDS = 'give tokenize="words", by which each word is tokenized by itself'
 
 
@@ -49,7 +50,7 @@ class Specials:
         """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
-    def around(self, ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def around(self, ids: NDArray[Any]) -> tuple[_Numbers, _Numbers]:
         """Return a sentence's subwords with the special ones around them, and the token types of all."""
         body = np.full(len(ids), self.body_type)
         types = np.concatenate([self.prefix_types, body, self.suffix_types])
@@ -112,12 +113,11 @@ class SubwordTokenizer:
         n_words, starts, stops = word_characters(sentences)
         marks = np.flatnonzero(starts == stops)  # the words between the texts of pairs
         if by == "text" and self.reads_text:
-            split, middles = self._split_text(sentences, n_words, starts, stops, marks, scope)
+            split = self._split_text(sentences, n_words, starts, stops, scope)
         else:
             split = self._split_words(sentences, n_words, starts)
-            middles = split.first[marks]
         self._check_ids(split.ids)
-        return self._with_pairs(split, marks, middles, starts[marks]) if len(marks) else split
+        return self._with_pairs(split, marks, starts[marks]) if len(marks) else split
 
     def ids(self, text: str) -> list[int]:
         """Return the subwords of a text, without special ones around it."""
@@ -149,9 +149,7 @@ class SubwordTokenizer:
                 return PairSpecials(tuple(ids[begin:end]), tuple(types[begin:end]), types[end], tuple(types[stop:]))
         raise ModelError("the tokenizer has no known form for pairs of sentences: give each sentence on its own")
 
-    def pair_types(
-        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def pair_types(self, bounds: _Numbers, first: _Numbers, last: _Numbers) -> _Numbers:
         """Return the token types of sentences of which some are pairs; see `Encoder.pair_types`."""
         types = np.full(int(bounds[-1]), self.specials.body_type, np.int64)
         ends = bounds[np.searchsorted(bounds, first, "right")]
@@ -165,10 +163,6 @@ class SubwordTokenizer:
 
     def sha256(self) -> str:
         """Return a hash of everything that decides how text becomes ids."""
-        return self._sha256
-
-    @cached_property
-    def _sha256(self) -> str:
         if self._backend is not None:
             description = json.loads(self._backend.to_str())
             description["encode_special_tokens"] = bool(getattr(self._backend, "encode_special_tokens", False))
@@ -192,34 +186,23 @@ class SubwordTokenizer:
                 f"{self.vocabulary} embeddings; use the tokenizer that belongs to the model"
             )
 
-    def _split_words(
-        self, sentences: Sequence[Sentence], n_words: NDArray[np.int64], starts: NDArray[np.int64]
-    ) -> Split:
+    def _split_words(self, sentences: Sequence[Sentence], n_words: _Numbers, starts: _Numbers) -> Split:
         ids, lengths, *places = self.words.split(sentences)
         bounds = indptr(lengths)
         begin, end = ((place + np.repeat(starts, lengths)).astype(np.int32) for place in places)
         return Split(ids, bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
 
     def _split_text(
-        self,
-        sentences: Sequence[Sentence],
-        n_words: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-        marks: NDArray[np.int64],
-        scope: Scope,
-    ) -> tuple[Split, NDArray[np.int64]]:
-        """Split texts; also returns before which subword the second text of each pair begins.
-
-        Characters are counted over the texts of all sentences, one after another.
-        """
+        self, sentences: Sequence[Sentence], n_words: _Numbers, starts: _Numbers, stops: _Numbers, scope: Scope
+    ) -> Split:
+        """Split texts; characters are counted over those of all sentences, one after another."""
         pieces = indptr(np.fromiter((len(sentence.text) for sentence in sentences), np.int64, len(sentences)))
-        owners = np.searchsorted(n_words, marks, "right") - 1
-        pairs = dict(zip(owners.tolist(), starts[marks].tolist(), strict=True))
-        texts, members, seconds = _texts(sentences, scope, pairs)
-        firsts, lasts, offsets, _ = zip(*members, strict=True) if members else ((), (), (), ())
-        ids, lengths, begin, end = self._characters(texts, {n: m[3] for n, m in enumerate(members) if m[3] is not None})
-        base = np.repeat(pieces[np.array(firsts, np.int64)] + np.array(offsets, np.int64), lengths)
+        marks = np.flatnonzero(starts == stops)
+        pairs = dict(zip((np.searchsorted(n_words, marks, "right") - 1).tolist(), starts[marks].tolist(), strict=True))
+        texts, places, given = _texts(sentences, scope, pairs)
+        ids, lengths, begin, end = self._characters(texts, given)
+        firsts, lasts, offsets = (np.repeat(side, lengths) for side in places)
+        base = pieces[firsts] + offsets
         begin, end = begin + base, end + base
 
         blank = np.isin(ids, self._blank)
@@ -233,13 +216,13 @@ class SubwordTokenizer:
 
         ordered = np.maximum.accumulate(begin)
         owner = np.searchsorted(pieces, ordered, "right") - 1
-        owner = np.clip(owner, *(np.repeat(np.array(side, np.int64), lengths) for side in (firsts, lasts)))
+        owner = np.clip(owner, firsts, lasts)
         bounds = np.searchsorted(owner, np.arange(len(sentences) + 1))
         shift = np.repeat(pieces[:-1], np.diff(n_words))
         first = np.searchsorted(np.maximum.accumulate(end), starts + shift, "right")
         last = np.maximum(first, np.searchsorted(ordered, stops + shift, "left"))
         start, stop = ((side - pieces[owner]).astype(np.int32) for side in (begin, end))
-        return Split(ids, bounds, n_words, first, last, start, stop), indptr(lengths)[seconds]
+        return Split(ids, bounds, n_words, first, last, start, stop)
 
     @cached_property
     def _blank(self) -> NDArray[np.int32]:
@@ -248,23 +231,20 @@ class SubwordTokenizer:
         return np.array([index for piece, index in pieces if piece and not piece.strip("▁")], np.int32)
 
     def _characters(
-        self, texts: Sequence[str], given: Mapping[int, Sequence[int]]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        self, texts: Sequence[str], given: Sequence[Sequence[int] | None]
+    ) -> tuple[NDArray[np.int32], _Numbers, _Numbers, _Numbers]:
         """Return the ids of texts, how many each has, and where the characters of each subword begin and end in it.
 
-        `given`: the ids of some of the texts.
+        `given`: the ids of those that have some already.
         """
         encodings = self._encode(texts)
         if not self._checked and texts:
             self._aligns = self._aligns or not self._covers(texts, encodings)
             self._checked = True
         offsets: Iterable[Places] = (encoding.offsets for encoding in encodings)
-        if self._aligns or given:
-            offsets = [
-                self._places(text, each, given.get(number))
-                for number, (text, each) in enumerate(zip(texts, encodings, strict=True))
-            ]
-        ids = [given.get(number, encoding.ids) for number, encoding in enumerate(encodings)]
+        if self._aligns or any(own is not None for own in given):
+            offsets = list(map(self._places, texts, encodings, given))
+        ids = [encoding.ids if own is None else own for encoding, own in zip(encodings, given, strict=True)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         total = int(lengths.sum())
         places = np.fromiter(chain.from_iterable(chain.from_iterable(offsets)), np.int64, 2 * total)
@@ -304,11 +284,9 @@ class SubwordTokenizer:
         size, near = self.spelling.normal_size, text[max(0, at - 2) : at + 3]
         return not size(text[at]) or size(near) < sum(map(size, near)) or not self.ids(text[at])
 
-    def _with_pairs(
-        self, split: Split, marks: NDArray[np.int64], middles: NDArray[np.int64], places: NDArray[np.int64]
-    ) -> Split:
-        """Put the special subwords of the words `marks` between the texts of pairs, before the subwords `middles`."""
-        pair = self.pair
+    def _with_pairs(self, split: Split, marks: _Numbers, places: _Numbers) -> Split:
+        """Put the special subwords of the words `marks`, which are at the characters `places`, between the pairs."""
+        pair, middles = self.pair, split.first[marks]
         count, sentence = len(pair.middle), np.searchsorted(split.indptr, marks, "right") - 1
         at = np.repeat(middles, count)
         ids = np.insert(split.ids, at, np.tile(np.array(pair.middle, np.int32), len(marks)))
@@ -323,26 +301,22 @@ class SubwordTokenizer:
 
     def _find_specials(self) -> Specials:
         """Find what is added around a few probes; it must always be the same."""
+        found = set()
         if self._backend is None:
             words = [word for sentence in PROBES for word in sentence.words]
-            found = {self._specials_of_words(some) for some in (words[:1], words[1:2], words)}
+            for some in (words[:1], words[1:2], words):
+                whole = self._tokenizer(some, is_split_into_words=True, return_token_type_ids=True)
+                body = self._tokenizer(some, is_split_into_words=True, add_special_tokens=False)
+                found.add(_around(whole["input_ids"], whole["token_type_ids"], body["input_ids"], 0))
         else:
-            found = set(map(self._specials_of, list(filter(self.ids, TEXTS)) or TEXTS[:1]))
+            for text in list(filter(self.ids, TEXTS)) or TEXTS[:1]:
+                encoding = self._backend.encode(text, add_special_tokens=True)
+                special = encoding.special_tokens_mask
+                start = special.index(0) if 0 in special else 0
+                found.add(_around(encoding.ids, encoding.type_ids, self.ids(text), start))
         if len(found) != 1:
             raise ModelError("the tokenizer's special subwords depend on the sentence; this is not supported")
         return found.pop()
-
-    def _specials_of(self, text: str) -> Specials:
-        assert self._backend is not None
-        encoding = self._backend.encode(text, add_special_tokens=True)
-        special = encoding.special_tokens_mask
-        start = special.index(0) if 0 in special else 0
-        return _around(encoding.ids, encoding.type_ids, self.ids(text), start)
-
-    def _specials_of_words(self, words: list[str]) -> Specials:
-        encoded = self._tokenizer(words, is_split_into_words=True, return_token_type_ids=True)
-        body = self._tokenizer(words, is_split_into_words=True, add_special_tokens=False)["input_ids"]
-        return _around(encoded["input_ids"], encoded["token_type_ids"], body, 0)
 
 
 def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Specials:
@@ -356,40 +330,30 @@ def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Sp
     return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
 
 
-_Member = tuple[int, int, int, Sequence[int] | None]
-
-
 def _texts(
     sentences: Sequence[Sentence], scope: Scope, pairs: Mapping[int, int]
-) -> tuple[list[str], list[_Member], NDArray[np.int64]]:
-    """Return the texts that a tokenizer is given at a time, of which sentences each is, and the second ones of pairs.
+) -> tuple[list[str], _Numbers, list[Sequence[int] | None]]:
+    """Return the texts that a tokenizer is given at a time, int64 [3, texts] of them, and their ids if they have any.
 
-    Those are: the first and the last sentence, the character of the first with which the text begins, and the ids of
-    the document if it has any. `pairs`: the numbers of sentences that are pairs, and the character between their texts.
+    The numbers are the first and the last sentence of a text, and the character of the first with which it begins.
+    `pairs`: the numbers of sentences that are pairs, and the character between their texts.
     """
-    texts, members, seconds = list[str](), list[_Member](), list[int]()
+    texts, places, ids = list[str](), list[tuple[int, int, int]](), list[Sequence[int] | None]()
 
     def key(number: int) -> int:
         document = sentences[number].document
         together = document is not None and (scope == "document" or document.ids is not None) and number not in pairs
         return id(document) if together else -1 - number
 
-    for same, group in groupby(range(len(sentences)), key):
-        first = last = next(group)
-        sentence = sentences[first]
-        if same >= 0:
-            parts = [sentence.text, *(sentences[last := number].text for number in group)]
-            texts.append("".join(parts))
-            members.append((first, last, 0, sentence.document.ids if sentence.document else None))
-        elif first in pairs:
-            at = pairs[first]
-            texts += sentence.text[sentence.start : at], sentence.text[at + 1 : sentence.stop]
-            members += (first, last, sentence.start, None), (first, last, at + 1, None)
-            seconds.append(len(texts) - 1)
-        elif scope == "document":
-            texts.append(sentence.text)
-            members.append((first, last, 0, None))
-        else:
-            texts.append(str(sentence))
-            members.append((first, last, sentence.start, None))
-    return texts, members, np.array(seconds, np.int64)
+    for _, group in groupby(range(len(sentences)), key):
+        numbers = list(group)
+        first, document = numbers[0], sentences[numbers[0]].document
+        is_whole = first not in pairs and (scope == "document" or (document is not None and document.ids is not None))
+        text = "".join(sentences[number].text for number in numbers)
+        start, stop = (0, len(text)) if is_whole else (sentences[first].start, sentences[first].stop)
+        edges = [start, pairs[first], pairs[first] + 1, stop] if first in pairs else [start, stop]
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            texts.append(text[begin:end])
+            places.append((first, numbers[-1], begin))
+            ids.append(document.ids if is_whole and document is not None else None)
+    return texts, np.array(places, np.int64).reshape(-1, 3).T, ids
