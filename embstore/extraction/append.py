@@ -64,14 +64,12 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
     with StoreLock(store.path):
         store = _growing(path)  # another process may have appended
         assert isinstance(store.path, Path)
-        same = [each.path for each in store.source.members() if _text(each.metadata) == _text(plan.metadata)]
+        sha256 = plan.metadata.corpus["sha256"]
+        same = [each.path for each in store.source.members() if each.metadata.corpus.get("sha256") == sha256]
         if same and not (repair and same[0] != store.path):
             hint = "" if not repair else ": repair it without append"
-            warnings.warn(
-                f"{plan.metadata.corpus['name']} is in {same[0]} already, nothing is appended{hint}",
-                AppendedTwiceWarning,
-                stacklevel=3,
-            )
+            message = f"{plan.metadata.corpus['name']} is in {same[0]} already, nothing is appended{hint}"
+            warnings.warn(message, AppendedTwiceWarning, stacklevel=3)
             return open_store(path)
         members = store.source.members()
         if len(members) == 1:  # without a list, nobody could tell parts that are lost from one that is begun
@@ -88,10 +86,6 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
         if not same:
             write_list(store.path, [*members, FileSource(open_reader(part))])
     return open_store(path)
-
-
-def _text(metadata: Metadata) -> Any:
-    return metadata.corpus.get("sha256")
 
 
 def _growing(path: str | Path | ObjectPath) -> Store:
