@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from embstore.corpus import Sentence
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
-from embstore.models.encoder import Encoder
+from embstore.models.encoder import Encoder, ModelInfo
 from embstore.models.loading import encoder_on
 from embstore.models.names import absolute_name
 from embstore.models.placing import DeviceMap
@@ -20,51 +19,56 @@ PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
+class SelfCheck:
+    """What an encoder checks itself on: `sentences`, for contexts of at most `longest` subwords."""
+
+    sentences: list[list[str]]
+    longest: int
+    layers: tuple[int, ...]
+    options: ExtractionOptions
+
+    def run(self, encoder: Encoder, batching: str | None) -> None:
+        """Compare batchings with the plain pass and choose one: `batching` if that is exact."""
+        options = self.options
+        encoder.self_check(
+            encoder.tokenize(list(map(Sentence, self.sentences)), by=options.tokenize).tokenized,
+            layers=self.layers,
+            pooling=options.encoding["pooling"],
+            attention_window=options.attention_window,
+            sites=options.sites,
+            equal_lengths=options.context_window is not None,
+            longest=self.longest,
+            batching=batching,
+            batch_subwords=options.batch_subwords,
+        )
+
+
+@dataclass(frozen=True)
 class EncoderSpec:
     """A serializable description of an encoder: its name, how it computes, and the hashes that a worker verifies.
 
-    `check_sentences`: what the encoder of the plan checked itself on, for sentences of at most `longest` subwords.
-    `windowed`: whether it was checked for sentences of equal lengths. `device_map`: of a model that is
-    split over devices; None: it is loaded on the worker's own.
+    `info`: the identity that it must have. `check`: what the encoder of the plan checked itself on. `device_map`: of a
+    model that is split over devices; None: it is loaded on the worker's own.
     """
 
     model: str
-    revision: str | None
+    info: ModelInfo
     compute_dtype: str
     batching: str
-    weights_sha256: str
-    tokenizer_sha256: str
-    config_sha256: str | None
-    check_sentences: tuple[tuple[str, ...], ...]
-    longest: int
-    windowed: bool
+    check: SelfCheck
     device_map: DeviceMap | None = None
 
     @classmethod
-    def of(
-        cls, encoder: Encoder, check_sentences: Sequence[Sequence[str]], *, longest: int, batching: str, windowed: bool
-    ) -> EncoderSpec:
-        info = encoder.info
+    def of(cls, encoder: Encoder, check: SelfCheck, batching: str) -> EncoderSpec:
         if not encoder.source:
             raise ExecutorError(
-                f"{info.name} has options that its name does not say, so no other process can load it: leave out the "
-                "executor"
+                f"{encoder.info.name} has options that its name does not say, so no other process can load it: leave "
+                "out the executor"
             )
-        return cls(
-            model=absolute_name(encoder.source),
-            revision=info.revision,
-            compute_dtype=encoder.compute_dtype,
-            batching=batching,
-            weights_sha256=info.weights_sha256,
-            tokenizer_sha256=info.tokenizer_sha256,
-            config_sha256=info.config_sha256,
-            check_sentences=tuple(tuple(words) for words in check_sentences),
-            longest=longest,
-            windowed=windowed,
-            device_map=encoder.device_map,
-        )
+        model = absolute_name(encoder.source)
+        return cls(model, encoder.info, encoder.compute_dtype, batching, check, encoder.device_map)
 
-    def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
+    def load(self) -> Encoder:
         """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
         try:
             encoder = encoder_on(
@@ -72,45 +76,21 @@ class EncoderSpec:
                 self.model,
                 device_map=self.device_map,
                 compute_dtype=self.compute_dtype,
-                revision=self.revision,
+                revision=self.info.revision,
             )
         except EmbstoreError as error:
             raise ExecutorError(
                 f"cannot load the model of the plan: {error}; workers need it at the same path, or from the hub"
             ) from error
         for part in ("weights", "tokenizer", "config"):
-            if getattr(encoder.info, f"{part}_sha256") != getattr(self, f"{part}_sha256"):
+            if getattr(encoder.info, f"{part}_sha256") != getattr(self.info, f"{part}_sha256"):
                 raise ExecutorError(
                     f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "
                     "files again"
                 )
-        self.check(encoder, layers, options)
+        self.check.run(encoder, self.batching)
         encoder.use_batching(self.batching)
         return encoder
-
-    def check(self, encoder: Encoder, layers: Sequence[int], options: ExtractionOptions) -> None:
-        """Compare the batching with the plain pass; the encoder uses another one only if it does not have this one."""
-        known = {"longest": self.longest, "equal_lengths": self.windowed, "batching": self.batching}
-        self_check(encoder, self.check_sentences, layers, options, **known)
-
-
-def self_check(
-    encoder: Encoder,
-    sentences: Sequence[Sequence[str]],
-    layers: Sequence[int],
-    options: ExtractionOptions,
-    **known: Any,
-) -> None:
-    """Have the encoder check its batchings against the plain pass and choose one; `known`: see `Encoder.self_check`."""
-    encoder.self_check(
-        encoder.tokenize(list(map(Sentence, sentences)), by=options.tokenize).tokenized,
-        layers=layers,
-        pooling=options.encoding["pooling"],
-        attention_window=options.attention_window,
-        sites=options.sites,
-        batch_subwords=options.batch_subwords,
-        **known,
-    )
 
 
 def software_versions() -> dict[str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
@@ -22,7 +21,7 @@ from embstore.extraction.partition import (
     Groups,
     Part,
     Passage,
-    TextOptions,
+    Reader,
     group_partitions,
     passage_subwords,
     passage_words,
@@ -31,6 +30,7 @@ from embstore.extraction.partition import (
 from embstore.extraction.survey import BLOCK, Survey
 from embstore.models.encoder import Encoder, Tokenized
 from embstore.store import Index, Metadata
+from embstore.store.index import Contexts
 from embstore.store.layout import ITEM_NBYTES, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
@@ -103,43 +103,47 @@ class Estimate:
 def estimate(
     content: Survey,
     index: Index,
-    encoder: Encoder,
-    options: ExtractionOptions,
+    reader: Reader,
     *,
     metadata: Metadata,
-    text: TextOptions,
     store: str | Path | ObjectPath | None,
     calibrate: bool,
 ) -> Estimate:
     """Project the size of a store, and memory and time of its extraction."""
-    layout, groups = metadata.layout, Groups.of(metadata)
+    encoder, options, limit = reader.encoder, reader.options, reader.limit
+    layout, groups, window, batch = (
+        metadata.layout,
+        Groups.of(metadata),
+        options.context_window,
+        options.batch_subwords or 0,
+    )
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     counted = True
-    if text.window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
-        subwords, positions, counted, sample = count_windows(index, groups, encoder, text, seed=options.seed)
-    elif content.context_subwords is not None:
-        subwords, n_contexts = count_contexts(index, groups, content.context_subwords)
+    if window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
+        subwords, positions, counted, sample = count_windows(index, groups, reader)
+    elif index.contexts is not None:
+        subwords, n_contexts = count_contexts(index.contexts, groups)
         positions = subwords + n_contexts * encoder.n_specials
-        sample = next(Part.of(index, *groups.span(0)).passages(encoder, text)).tokenized
+        sample = next(reader.passages(Part.of(index, *groups.span(0)))).tokenized
     else:
-        sizes = content.spool.read("n_subwords", np.int32)  # sentences without a row are not run
+        sizes = content["n_subwords"]  # sentences without a row are not run
         blocks = blocks_of(len(index.source), BLOCK)
-        subwords = sum(int(np.minimum(sizes[index.source[some]], text.limit).sum()) for some in blocks)
+        subwords = sum(int(np.minimum(sizes[index.source[some]], limit).sum()) for some in blocks)
         positions = subwords + len(index.text) * encoder.n_specials
-        sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, text.limit)
+        sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, limit)
     seconds = None
     if calibrate:
         rate = calibrated_rate(encoder, sample, positions, metadata, options)
         seconds = None if rate is None else positions / rate
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
-    of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=text.batch_subwords)
-    of_text = PASSAGE_FACTOR * passage_subwords(text.batch_subwords)
-    if text.window is not None:
+    of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=batch)
+    of_text = PASSAGE_FACTOR * passage_subwords(batch)
+    if window is not None:
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
-        words = n_rows * min(2 * text.window + 1, content.longest)
-        of_text += WINDOW_WORD_NBYTES * min(words, passage_words(text.batch_subwords))
+        words = n_rows * min(2 * window + 1, content.longest)
+        of_text += WINDOW_WORD_NBYTES * min(words, passage_words(batch))
     on_device = encoder.casts_on_device
     of_host = HOST_BUFFERS * partitions if on_device else of_batches  # pinned memory that a GPU copies into
     of_index = sum(column.nbytes for column in index.arrays().values())
@@ -157,33 +161,30 @@ def estimate(
     )
 
 
-def count_contexts(index: Index, groups: Groups, subwords: NDArray[np.int64]) -> tuple[int, int]:
+def count_contexts(contexts: Contexts, groups: Groups) -> tuple[int, int]:
     """Return the subwords and the number of all contexts; one that the edge of a group divides is run twice."""
-    assert index.contexts is not None
-    bounds = index.contexts.indptr
+    bounds = contexts.indptr
     edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
     times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
-    return int((subwords * times).sum()), int(times.sum())
+    return int(((contexts.stop - contexts.start) * times).sum()), int(times.sum())
 
 
-def count_windows(
-    index: Index, groups: Groups, encoder: Encoder, text: TextOptions, *, seed: int
-) -> tuple[int, int, bool, Tokenized]:
+def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, int, bool, Tokenized]:
     """Count the windows of an extraction: subwords, positions (special ones included), whether all rows were counted.
 
-    If not, the counts are projected from the first passages of three groups of partitions, drawn by `seed`. The last
+    If not, the counts are projected from the first passages of three groups of partitions, drawn by the seed. The last
     item is a sample: the distinct windows of a passage.
     """
-    drawn = np.random.default_rng(seed).permutation(len(groups))[:SAMPLED_PASSAGES]
+    drawn = np.random.default_rng(reader.options.seed).permutation(len(groups))[:SAMPLED_PASSAGES]
     passages: list[Passage] = []
     for group in np.sort(drawn).tolist():
-        some = Part.of(index, *groups.span(group)).passages(encoder, text)
+        some = reader.passages(Part.of(index, *groups.span(group)))
         passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
     n_rows = sum(passage.n_rows for passage in passages)
     subwords = sum(len(passage.tokenized.ids) for passage in passages)
     windows = sum(len(passage.tokenized) for passage in passages)
     factor = groups.layout.n_rows / n_rows
-    positions = subwords + windows * encoder.n_specials
+    positions = subwords + windows * reader.encoder.n_specials
     return round(subwords * factor), round(positions * factor), n_rows == groups.layout.n_rows, passages[0].tokenized
 
 

@@ -139,7 +139,7 @@ def _extract(plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool
         if damaged:
             writer.discard(damaged)
         missing, layout, metadata = writer.missing(), plan.layout, plan.metadata
-        job = Job(metadata.layers, plan.options, plan.text, metadata.layouts, store.source.center, plan.groups.size)
+        job = Job(metadata, plan.options, plan.limit, store.source.center)
         n_missing = sum(stop - start for start, stop in map(layout.span, {at % layout.n_partitions for at in missing}))
         n_done, total = layout.n_rows - n_missing, layout.n_rows
         with reporting(settings().progress, total=total, unit="words", label="extract") as report:
@@ -181,7 +181,7 @@ def _center(plan: Plan) -> NDArray[np.float32] | None:
     encoder, layout = plan.encoder, plan.layout
     part = Part.of(plan.index, 0, min(layout.n_rows, CENTER_ROWS))
     total = np.zeros((len(layout.layers), layout.hidden_size))
-    for passage in part.passages(encoder, plan.text):
+    for passage in plan.reader.passages(part):
         spans, encoding = passage.spans, plan.options.encoding
         for pooled in encoder.encode(passage.tokenized, spans, layers=layout.layers, **encoding):
             sources, _ = passage.rows_of(pooled.rows)
@@ -229,8 +229,8 @@ def _run_on(
 
     def calls() -> Iterator[Callable[[], list[Done]]]:
         path = writer.path.absolute() if isinstance(writer.path, Path) else writer.path
-        fingerprint, software = writer.metadata.fingerprint, plan.metadata.software
-        remote = pickle.dumps(RemoteJob(job, path, place_mark(path), fingerprint, plan.encoder_spec, software))
+        fingerprint = writer.metadata.fingerprint
+        remote = pickle.dumps(RemoteJob(job, path, place_mark(path), fingerprint, plan.encoder_spec))
         tasks = _tasks(plan, missing)
         while len(failed) < MAX_FAILURES and (some := list(islice(tasks, size))):
             for task in some:
@@ -246,7 +246,7 @@ def _run_on(
                     failed[done.partition] = done.error
                     continue
                 for site, record in zip(sites, done.records, strict=True):
-                    writer.commit(job.layouts[site].first + done.partition, record)
+                    writer.commit(job.metadata.layouts[site].first + done.partition, record)
                 n_committed += 1
                 start, stop = layout.span(done.partition)
                 advance(stop - start)

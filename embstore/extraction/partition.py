@@ -25,6 +25,7 @@ BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that window
 GROUP_BATCHES = 2  # a group has rows for this many batches of one position a row, or more positions
 GROUP_NBYTES = 2**31  # at most, since two groups are in memory at a time
 FEW_GROUPS = 4  # at least, as far as there are partitions: the last one is written while nothing else is left to do
+_Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Passage:
     """
 
     first_row: int
-    sentence_of_row: NDArray[np.int64]
+    sentence_of_row: _Numbers
     tokenized: Tokenized
     spans: Spans
     fan: Fan | None = None
@@ -84,38 +85,9 @@ class Passage:
     def n_rows(self) -> int:
         return len(self.sentence_of_row)
 
-    def rows_of(self, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    def rows_of(self, spans: _Numbers) -> tuple[_Numbers | None, _Numbers]:
         """Return the rows of some spans, and the index of each in `spans` (None: one row each)."""
         return (None, spans) if self.fan is None else self.fan.rows_of(spans)
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """What decides how rows become passages, besides the encoder.
-
-    `limit`: the longest context in subwords, without special ones. `window`: the context window; None if contexts are
-    not cut into windows. `batch_subwords` decides how much text a passage has. `numbered`: whether the number of the
-    word of each subword is needed, as attention windows do. `cls_place`: where the vector of a sentence is that of
-    [CLS], see `Encoder.cls_place`.
-    """
-
-    unit: str
-    limit: int
-    window: int | None = None
-    batch_subwords: int = 0
-    numbered: bool = False
-    cls_place: int | None = None
-
-    @classmethod
-    def of(cls, options: ExtractionOptions, encoder: Encoder, limit: int) -> TextOptions:
-        return cls(
-            unit=options.unit,
-            limit=limit,
-            window=options.context_window,
-            batch_subwords=options.batch_subwords or 0,
-            numbered=options.attention_window is not None,
-            cls_place=encoder.cls_place if options.pooling == CLS else None,
-        )
 
 
 @dataclass(frozen=True)
@@ -166,158 +138,133 @@ class Part:
     def n_rows(self) -> int:
         return self.stop - self.start
 
-    def passages(
-        self,
-        encoder: Encoder,
-        options: TextOptions,
-        *,
-        is_needed: Callable[[int, int], bool] = lambda start, stop: True,
-    ) -> Iterator[Passage]:
-        """Yield the rows passage by passage, without passages of which no row is needed.
-
-        `is_needed`: whether any of the rows `[start, stop)` of the store is.
-        """
-        begins, ends, rows_of = self._contexts()
-        sizes = indptr(ends - begins)
-        windows = None
-        if options.window is not None:
-            windows = indptr(np.diff(rows_of) * np.minimum(2 * options.window + 1, ends - begins))
-        most_subwords, most_words = passage_subwords(options.batch_subwords), passage_words(options.batch_subwords)
-        first, n_contexts = 0, len(begins)
-        while first < n_contexts:
-            last = int(np.searchsorted(sizes, int(sizes[first]) + most_subwords, "right")) - 1
-            if windows is not None:
-                most = int(windows[first]) + most_words
-                last = min(last, int(np.searchsorted(windows, most, "right")) - 1)
-            last = max(first + 1, last)
-            rows = np.clip(rows_of[[first, last]] + self.first_row, self.start, self.stop)
-            if is_needed(*rows.tolist()):
-                some = slice(*rows_of[[first, last]].tolist())
-                own = np.repeat(np.arange(last - first), np.diff(rows_of[first : last + 1]))
-                yield self._passage(begins[first:last], ends[first:last], some, own, encoder, options)
-            first = last
-
-    def _contexts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return where contexts begin and end, in subwords of the part, and the bounds of their rows."""
-        bounds, contexts = self.index.text.subword_indptr, self.index.contexts
-        if contexts is None:
-            return bounds[:-1], bounds[1:], self.index.indptr
-        return contexts.start, contexts.stop, contexts.indptr
-
-    def _passage(
-        self,
-        begins: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        rows: slice,
-        context: NDArray[np.int64],
-        encoder: Encoder,
-        options: TextOptions,
-    ) -> Passage:
-        """Return some contexts `[begin, end)` as a passage; `rows`: those that they own, `context`: of each of them."""
-        index = self.index
-        tokenized = self._tokenized(begins, ends, encoder, options)
-        targets = self._targets(rows, context, begins, ends, options)
-        self._check(rows, targets)
-        start, stop = self.start - self.first_row, self.stop - self.first_row
-        own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
-        targets = targets[own]
-        limits: NDArray[np.int64] = np.minimum(ends - begins, options.limit)
-        if encoder.causal and options.window is None:
-            # after the last target, and after the context where a special subword there is a target
-            needed = np.ones(len(tokenized), np.int64)
-            np.maximum.at(needed, targets.context, targets.stop)
-            limits = np.minimum(limits, needed)
-        cut = truncated(tokenized, limits)
-        first_row = self.first_row + rows.start + own.start
-        sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
-        if options.window is None:
-            spans = Spans(targets.context, targets.start, targets.stop)
-            return Passage(first_row, sentence_of_row, cut, spans)
-        windows = cut_windows(cut, targets, options.window, self._places, begins, causal=encoder.causal)
-        return Passage(first_row, sentence_of_row, *windows)
+    @cached_property
+    def contexts(self) -> Contexts:
+        """What the model is given, in subwords of the part, and which rows have their vectors from it."""
+        bounds = self.index.text.subword_indptr
+        return self.index.contexts or Contexts(bounds[:-1], bounds[1:], self.index.indptr)
 
     @cached_property
-    def _places(self) -> Places:
+    def places(self) -> Places:
         """Where the words of the part begin and end, in its subwords."""
         text = self.index.text
         first = np.repeat(text.subword_indptr[:-1], np.diff(text.word_indptr)) + text.word_subword
         return Places(first, first + text.word_subwords)
 
-    def _tokenized(
-        self, begins: NDArray[np.int64], ends: NDArray[np.int64], encoder: Encoder, options: TextOptions
-    ) -> Tokenized:
+
+@dataclass(frozen=True)
+class Reader:
+    """Makes passages of the rows of a part; `limit`: the longest context in subwords, without special ones."""
+
+    encoder: Encoder
+    options: ExtractionOptions
+    limit: int
+
+    def passages(
+        self, part: Part, is_needed: Callable[[int, int], bool] = lambda start, stop: True
+    ) -> Iterator[Passage]:
+        """Yield the rows passage by passage, without passages of which no row is needed.
+
+        `is_needed`: whether any of the rows `[start, stop)` of the store is.
+        """
+        window, batch = self.options.context_window, self.options.batch_subwords or 0
+        lengths, rows_of = part.contexts.stop - part.contexts.start, part.contexts.indptr
+        n_words = 0 if window is None else np.diff(rows_of) * np.minimum(2 * window + 1, lengths)
+        subwords, words = indptr(lengths), indptr(np.broadcast_to(n_words, lengths.shape))
+        first = 0
+        while first < len(lengths):
+            last = min(
+                int(np.searchsorted(each, int(each[first]) + most, "right")) - 1
+                for each, most in ((subwords, passage_subwords(batch)), (words, passage_words(batch)))
+            )
+            last = max(first + 1, last)
+            rows = np.clip(rows_of[[first, last]], part.start - part.first_row, part.stop - part.first_row)
+            if is_needed(*(rows + part.first_row).tolist()):
+                yield self._passage(part, slice(first, last), slice(*rows.tolist()))
+            first = last
+
+    def _passage(self, part: Part, contexts: slice, rows: slice) -> Passage:
+        """Return some contexts of a part as a passage; `rows`: those that have their vectors from them."""
+        encoder, window = self.encoder, self.options.context_window
+        begins, ends = part.contexts.start[contexts], part.contexts.stop[contexts]
+        tokenized = self._tokenized(part, begins, ends)
+        context = part.contexts.of_rows(np.arange(rows.start, rows.stop)) - contexts.start
+        targets = self._targets(part, rows, context, begins, ends)
+        limits: _Numbers = np.minimum(ends - begins, self.limit)
+        if encoder.causal and window is None:
+            # after the last target, and after the context where a special subword there is a target
+            needed = np.ones(len(tokenized), np.int64)
+            np.maximum.at(needed, targets.context, targets.stop)
+            limits = np.minimum(limits, needed)
+        cut = truncated(tokenized, limits)
+        first_row = part.first_row + rows.start
+        sentence_of_row = np.asarray(part.index.sentence[rows]) + part.first_sentence
+        if window is None:
+            return Passage(first_row, sentence_of_row, cut, Spans(targets.context, targets.start, targets.stop))
+        windows = cut_windows(cut, targets, window, part.places, begins, causal=encoder.causal)
+        return Passage(first_row, sentence_of_row, *windows)
+
+    def _tokenized(self, part: Part, begins: _Numbers, ends: _Numbers) -> Tokenized:
         """Return the subwords of contexts: from the index, or of the words if the model has no vocabulary."""
-        text = self.index.text
+        text, encoder, places = part.index.text, self.encoder, part.places
         bounds = text.subword_indptr
         first, last = int(np.searchsorted(bounds, begins[0], "right")) - 1, int(np.searchsorted(bounds, ends[-1]))
-        base, words, types = int(bounds[first]), None, None
+        own, words, types = slice(int(bounds[first]), int(bounds[last])), None, None
         if encoder.has_vocabulary:
-            ids = np.asarray(text.ids[base : bounds[last]])
+            ids = np.asarray(text.ids[own])
         else:
             ids = encoder.tokenize([text.sentence(number) for number in range(first, last)], by="words").ids
-            if len(ids) != bounds[last] - base:
+            if len(ids) != own.stop - own.start:
                 raise StoreDamagedError(
-                    f"sentences {self.first_sentence + first} to {self.first_sentence + last - 1} have {len(ids)} "
-                    f"subwords, the index says {bounds[last] - base}: the index is damaged or the model has changed; "
+                    f"sentences {part.first_sentence + first} to {part.first_sentence + last - 1} have {len(ids)} "
+                    f"subwords, the index says {own.stop - own.start}: the index is damaged or the model has changed; "
                     "run embstore verify"
                 )
-        if options.numbered:
-            places = self._places
-            words = words_of_subwords(places.first, places.last, bounds, text.word_indptr)[base : bounds[last]]
+        if self.options.attention_window is not None:
+            words = words_of_subwords(places.first, places.last, bounds, text.word_indptr)[own]
         if len(pairs := text.pairs):
-            places = self._places
             types = encoder.pair_types(bounds, places.first[pairs], places.last[pairs])
-            types = None if types is None else types[base : bounds[last]]
-        return Tokenized(ids, np.array([0, len(ids)]), words, types).runs(begins - base, ends - base)
+            types = None if types is None else types[own]
+        return Tokenized(ids, np.array([0, len(ids)]), words, types).runs(begins - own.start, ends - own.start)
 
-    def _targets(
-        self,
-        rows: slice,
-        context: NDArray[np.int64],
-        begins: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        options: TextOptions,
-    ) -> Targets:
-        index, text = self.index, self.index.text
+    def _targets(self, part: Part, rows: slice, context: _Numbers, begins: _Numbers, ends: _Numbers) -> Targets:
+        """Return what rows are pooled from; raises StoreDamagedError if it is not what the plan counted."""
+        index, text, places = part.index, part.index.text, part.places
         sentence, position = np.asarray(index.sentence[rows]), np.asarray(index.position[rows], np.int64)
         bounds = text.subword_indptr[sentence]
-        begin, length = begins[context], np.minimum(ends - begins, options.limit)[context]
+        begin, length = begins[context], np.minimum(ends - begins, self.limit)[context]
         first_word, n_words = text.word_indptr[sentence], np.diff(text.word_indptr)[sentence]
         word = first_word + np.clip(position, 0, n_words - 1)
         after = word + 1
         if index.subword is not None:
             start = bounds + index.subword[rows]
             stop = start + 1
-            if options.window is not None:  # around the word of the subword, in a phrase too
-                after = np.searchsorted(self._places.first, start, "right")
+            if self.options.context_window is not None:  # around the word of the subword, in a phrase too
+                after = np.searchsorted(places.first, start, "right")
                 word = after - 1
-        elif options.unit == "sentence":
+        elif self.options.unit == "sentence":
             start, stop = bounds, text.subword_indptr[sentence + 1]
             stop = np.minimum(stop, start + MAX_POOLED)
         else:
             after = np.minimum(word + index.n_words[index.type[rows]], first_word + n_words)
-            start, stop = self._places.first[word], self._places.last[after - 1]
+            start, stop = places.first[word], places.last[after - 1]
         start, stop = start - begin, np.minimum(stop - begin, length)
-        if options.cls_place is not None:
-            start = np.full_like(start, options.cls_place) if options.cls_place < 0 else length + options.cls_place
+        cls_place = self.encoder.cls_place if self.options.pooling == CLS else None
+        if cls_place is not None:
+            start = np.full_like(start, cls_place) if cls_place < 0 else length + cls_place
             stop = start + 1
         special = np.flatnonzero((position < 0) | (position >= n_words))
-        places = position[special]
-        start[special] = np.where(places < 0, places, length[special] + places - n_words[special])
+        number = position[special]
+        start[special] = np.where(number < 0, number, length[special] + number - n_words[special])
         stop[special] = start[special] + 1
-        return Targets(context, start, stop, word, after)
-
-    def _check(self, rows: slice, targets: Targets) -> None:
-        """Check that the rows have the subwords that the plan counted."""
-        counts, recorded = targets.stop - targets.start, self.index.subwords[rows]
-        wrong = np.flatnonzero(counts != recorded)
-        if len(wrong):
-            row = rows.start + int(wrong[0])
+        counts, recorded = stop - start, index.subwords[rows]
+        for at in np.flatnonzero(counts != recorded)[:1].tolist():
             raise StoreDamagedError(
-                f"row {self.first_row + row} (sentence {self.first_sentence + int(self.index.sentence[row])}) has "
-                f"{int(counts[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: the index is damaged; "
-                "run embstore verify"
+                f"row {part.first_row + rows.start + at} (sentence {part.first_sentence + int(sentence[at])}) has "
+                f"{int(counts[at])} subwords, the index says {int(recorded[at])}: the index is damaged; run embstore "
+                "verify"
             )
+        return Targets(context, start, stop, word, after)
 
 
 def passage_words(batch_subwords: int) -> int:
@@ -330,7 +277,7 @@ def passage_subwords(batch_subwords: int) -> int:
     return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH)
 
 
-def truncated(tokenized: Tokenized, limits: int | NDArray[np.int64]) -> Tokenized:
+def truncated(tokenized: Tokenized, limits: int | _Numbers) -> Tokenized:
     """Cut every text to its first subwords: a number for all, or one for each."""
     lengths = np.minimum(np.diff(tokenized.bounds), limits)
     if lengths.sum() == len(tokenized.ids):

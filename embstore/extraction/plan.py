@@ -19,13 +19,13 @@ from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
-from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
+from embstore.extraction.encoder_spec import EncoderSpec, SelfCheck, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
-from embstore.extraction.partition import Groups, TextOptions, group_partitions
+from embstore.extraction.partition import Groups, Reader, group_partitions
 from embstore.extraction.resume import check_store
 from embstore.extraction.rows import make_index
-from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.survey import Survey, survey
 from embstore.extraction.windows import Overlap
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
@@ -51,9 +51,9 @@ MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 class Plan:
     """What `extract` will do, made by `plan`: the rows of the store, the batches, and the cost.
 
-    `metadata` and `index` are those of the store; `text`: how its rows become passages of text; `estimate` is the cost;
-    `check_sentences`: those that the encoder checked itself on. The index is memory-mapped from files that exist as
-    long as the `survey`. Printing a plan shows its figures.
+    `metadata` and `index` are those of the store; `limit`: the longest context in subwords, without special ones;
+    `estimate` is the cost; `check`: what the encoder checked itself on. The index is memory-mapped from files without a
+    name. Printing a plan shows its figures.
     """
 
     encoder: Encoder
@@ -61,9 +61,9 @@ class Plan:
     metadata: Metadata
     index: Index
     survey: Survey
-    text: TextOptions
+    limit: int
     estimate: Estimate
-    check_sentences: list[list[str]]
+    check: SelfCheck
 
     @cached_property
     def layout(self) -> Layout:
@@ -73,6 +73,11 @@ class Plan:
     def groups(self) -> Groups:
         """The partitions that are encoded together."""
         return Groups.of(self.metadata)
+
+    @property
+    def reader(self) -> Reader:
+        """How its rows become passages of text."""
+        return Reader(self.encoder, self.options, self.limit)
 
     @property
     def n_sentences(self) -> int:
@@ -134,19 +139,13 @@ class Plan:
     @property
     def encoder_spec(self) -> EncoderSpec:
         """How another process loads the encoder."""
-        return EncoderSpec.of(
-            self.encoder,
-            self.check_sentences,
-            longest=min(self.survey.longest, self.text.limit),
-            batching=self.metadata.extraction["batching"],
-            windowed=self.text.window is not None,
-        )
+        return EncoderSpec.of(self.encoder, self.check, self.metadata.extraction["batching"])
 
     def use_recorded_batching(self, path: Path | ObjectPath) -> None:
         """Take the batching of a store that exists, since on a GPU another one may be the fastest at the moment."""
         batching = _recorded(path, self.encoder).get("batching")
         if batching not in (None, self.metadata.extraction["batching"]):
-            replace(self.encoder_spec, batching=batching).check(self.encoder, self.metadata.layers, self.options)
+            self.check.run(self.encoder, batching)
             extraction = {**self.metadata.extraction, "batching": self.encoder.batching}
             self.metadata = replace(self.metadata, extraction=extraction)
 
@@ -336,26 +335,21 @@ def _plan(
     if options.pooling == CLS and encoder.cls_place is None:
         raise InvalidValueError(f"{encoder.info.name} adds no [CLS] to a sentence: choose pooling mean, first or last")
     with reporting(settings().progress, unit="sentences", label="plan") as report:
-        content = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
+        content = survey(corpus, encoder, options, limit=limit, report=report)
     overlap = Overlap.of(options, limit=limit, causal=encoder.causal)
     index, dropped = make_index(content, options=options, encoder=encoder, limit=limit, overlap=overlap)
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
         raise CorpusError(f"{corpus.name}: no word is left to extract of {content.n_words:,} ({reasons})")
-    text = TextOptions.of(options, encoder, limit)
     # Of every length a few check the encoder.
     ordered = sorted((list(sentence.words) for sentence in content.sample), key=len)
     step = max(1, len(ordered) // CHECK_SENTENCES)
-    checking: dict[str, Any] = {
-        "longest": min(content.longest, limit),
-        "equal_lengths": text.window is not None,
-        "batching": _recorded(store, encoder).get("batching"),
-    }
-    sentences = ordered[step // 2 :: step][:CHECK_SENTENCES]
-    self_check(encoder, sentences, layers, options, **checking)
+    check = SelfCheck(ordered[step // 2 :: step][:CHECK_SENTENCES], min(content.longest, limit), layers, options)
+    check.run(encoder, _recorded(store, encoder).get("batching"))
     metadata = _metadata(corpus, encoder, options, layers, limit, content, index, dropped)
-    cost = estimate(content, index, encoder, options, metadata=metadata, text=text, store=store, calibrate=calibrate)
-    return Plan(encoder, options, metadata, index, content, text, cost, sentences)
+    reader = Reader(encoder, options, limit)
+    cost = estimate(content, index, reader, metadata=metadata, store=store, calibrate=calibrate)
+    return Plan(encoder, options, metadata, index, content, limit, cost, check)
 
 
 def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mapping[str, Any]:

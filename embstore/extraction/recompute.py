@@ -8,7 +8,7 @@ from embstore.config import settings
 from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
-from embstore.extraction.partition import Groups, Part, TextOptions
+from embstore.extraction.partition import Groups, Part
 from embstore.extraction.worker import Job, Task, Worker
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
@@ -30,13 +30,12 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
     limit = int(metadata.extraction["max_length"]) - encoder.n_specials
-    text = TextOptions.of(options, encoder, limit)
     groups = Groups.of(metadata)
     group = number % metadata.layout.n_partitions // groups.size
     start, stop = groups.span(group)
     missing = dict.fromkeys(groups.partitions(group), tuple(range(len(metadata.layouts))))
     task = Task(Part.of(store.index, start, stop), missing)
-    job = Job(metadata.layers, options, text, metadata.layouts, store.source.center, groups.size)
+    job = Job(metadata, options, limit, store.source.center)
     label = f"compute rows {start:,}-{stop - 1:,} of {store.path.name} again"
     with torch_threads(settings().threads), reporting(None, total=stop - start, unit="words", label=label) as report:
         for _ in Worker(encoder, job, take, on_rows=Counter(report).add).run([task]):

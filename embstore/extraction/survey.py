@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import tempfile
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, count
 from math import isnan
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from embstore.corpus import Corpus
 from embstore.corpus.keep import blocks_of
@@ -22,14 +23,15 @@ from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
 from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.models.encoder import Encoder, Scope, Split, ragged_indices
-from embstore.store.index import KINDS, SPECIAL, field_text
+from embstore.models.encoder import Encoder, Scope, Split, ragged_indices, word_characters
+from embstore.store.index import KINDS, SPECIAL, Field, field_text
 from embstore.store.metadata import Dropped
 from embstore.store.storage.files import TOO_MANY_FILES, allow_files
 from embstore.store.strings import Strings
 
 BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
+SPARE_FILES = 64  # that may be opened besides the columns
 SAMPLE_SENTENCES = 256
 LONG_TEXT = 2**20  # characters of a document that is tokenized in parts, where an exact check finds a place for a cut
 CUT_CHECK = 2**12  # characters on both sides of a cut that the check reads
@@ -38,53 +40,46 @@ NO_SUBWORD = "no subword: the tokenizer, or the table of words, has nothing for 
 TOO_LONG = "beyond the length limit"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
+_Numbers = NDArray[np.int64]
 
 
-@dataclass
-class _Column:
-    file: IO[bytes]
-    dtype: np.dtype[Any]
-    length: int = 0
+class Column:
+    """A column in a temporary file without a name, which vanishes with the object or its process.
 
-
-class Spool:
-    """Named columns in temporary files without a name, which vanish with the object or its process.
-
-    Columns grow on disk block by block, so that a plan of any size needs little memory, and are read back
-    memory-mapped.
+    It grows on disk block by block, so that a plan of any size needs little memory, and is read back memory-mapped. The
+    first block fixes its dtype.
     """
 
-    def __init__(self) -> None:
-        self._columns: dict[str, _Column] = {}
-
-    def append(self, name: str, values: NDArray[Any]) -> None:
-        """Add values to the end of a column; the first call fixes its dtype."""
+    def __init__(self, blocks: Iterable[NDArray[Any]] = ()) -> None:
+        self._dtype: np.dtype[Any] | None = None
+        self._length = 0
         with _storing():
-            if name not in self._columns:
-                file = tempfile.TemporaryFile()  # noqa: SIM115
-                self._columns[name] = _Column(file, values.dtype)
-                allow_files(8 * len(self._columns))
-            column = self._columns[name]
-            column.file.write(np.ascontiguousarray(values, column.dtype).data)
-        column.length += len(values)
+            allow_files(SPARE_FILES)
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        for block in blocks:
+            self.append(block)
 
-    def length(self, name: str) -> int:
-        return self._columns[name].length if name in self._columns else 0
+    def __len__(self) -> int:
+        return self._length
 
-    def read(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """Map a column; a column that was never written is empty."""
-        if not self.length(name):
-            return np.empty(0, dtype)
-        column = self._columns[name]
+    def append(self, values: NDArray[Any], begin: int = 0) -> None:
+        """Add values to the end, or from `begin` on: what is missing before them is -1."""
+        self._dtype = values.dtype if self._dtype is None else self._dtype
+        missing = (np.full(some.stop - some.start, -1) for some in blocks_of(begin - self._length, BLOCK))
+        for block in chain(missing, [values]):
+            with _storing():
+                self._file.write(np.ascontiguousarray(block, self._dtype).data)
+            self._length += len(block)
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """All values, which stay valid without the column; it must have had a block."""
+        assert self._dtype is not None
+        if not self._length:
+            return np.empty(0, self._dtype)
         with _storing():
-            column.file.flush()
-        return np.memmap(column.file, column.dtype, "r", shape=(column.length,)).view(np.ndarray)
-
-    def rename(self, name: str, new: str) -> None:
-        """Rename a column, replacing one of the new name; arrays read before stay valid."""
-        self._columns.pop(new, None)
-        if name in self._columns:
-            self._columns[new] = self._columns.pop(name)
+            self._file.flush()
+        return np.memmap(self._file, self._dtype, "r", shape=(self._length,)).view(np.ndarray)
 
 
 @contextmanager
@@ -105,54 +100,46 @@ def numbering() -> defaultdict[str, int]:
     return defaultdict(count().__next__)
 
 
-@dataclass
 class Documents:
     """Numbers the documents of sentences, and the distinct values of each field.
 
-    `n`: the documents so far. `numbers`: field -> its distinct values, of each type, and their numbers. `kinds` and
-    `values`, after `finish`: the kind of each field, and its distinct values as text in ascending order.
+    `n`: the documents so far. `numbers`: field -> its distinct values, of each type, and their numbers. `fields`: made
+    by `finish`; empty if no sentence has a document.
     """
 
-    n: int = 0
-    any_given: bool = False
-    numbers: dict[str, defaultdict[Any, int]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)
-    values: dict[str, Strings] = field(default_factory=dict)
-    _last: Document | None = None
+    def __init__(self) -> None:
+        self.n, self.any_given = 0, False
+        self.number = Column()  # of each sentence
+        self.numbers: dict[str, defaultdict[Any, int]] = {}
+        self.fields: dict[str, Field] = {}
+        self._codes: dict[str, Column] = {}
+        self._last: Document | None = None
 
-    def add(self, documents: Sequence[Document | None], spool: Spool) -> None:
+    def add(self, documents: Sequence[Document | None]) -> None:
         """Add the documents of consecutive sentences."""
         numbers = np.empty(len(documents), np.int64)
-        codes: dict[str, list[int]] = {}
-        first = self.n
+        first, codes = self.n, dict[str, NDArray[np.int32]]()
         for at, document in enumerate(documents):
             if document is None or document is not self._last:
-                self.n += 1
                 for name, value in (document.fields if document is not None else {}).items():
-                    if name not in self.numbers:
-                        self._begin(name, first, spool)
-                    own = codes.setdefault(name, [])
-                    own.extend([-1] * (self.n - 1 - first - len(own)))
-                    own.append(self._number(name, value))
+                    if name not in codes:
+                        codes[name] = np.full(len(documents), -1, np.int32)
+                    codes[name][self.n - first] = self._number(name, value)
+                self.n += 1
             self._last = document
             numbers[at] = self.n - 1
         self.any_given = self.any_given or any(document is not None for document in documents)
-        spool.append("document", numbers)
-        for name in self.numbers:
-            new = np.full(self.n - first, -1, np.int32)
-            new[: len(codes.get(name, ()))] = codes.get(name, ())
-            spool.append(f"field/{name}", new)
-
-    def _begin(self, name: str, n_before: int, spool: Spool) -> None:
-        try:
-            check_column_name(name)
-        except InvalidValueError as error:
-            raise CorpusError(str(error).replace("label column", "field of documents", 1)) from None
-        self.numbers[name] = numbering()
-        for block in blocks_of(n_before, BLOCK):
-            spool.append(f"field/{name}", np.full(block.stop - block.start, -1, np.int32))
+        self.number.append(numbers)
+        for name, own in codes.items():
+            self._codes[name].append(own[: self.n - first], first)
 
     def _number(self, name: str, value: Any) -> int:
+        if name not in self.numbers:
+            try:
+                check_column_name(name)
+            except InvalidValueError as error:
+                raise CorpusError(str(error).replace("label column", "field of documents", 1)) from None
+            self.numbers[name], self._codes[name] = numbering(), Column()
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or (isinstance(value, float) and isnan(value)):
@@ -162,32 +149,26 @@ class Documents:
         if isinstance(value, (bool, int, float)):
             return self.numbers[name][type(value), value]  # 1, 1.0 and True are equal
         raise CorpusError(
-            f"document {self.n - 1} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or "
-            "None"
+            f"document {self.n} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or None"
         )
 
-    def finish(self, spool: Spool, digest: Any) -> None:
+    def finish(self, digest: Any) -> None:
         """Sort the values of each field, renumber its codes, and add all to the digest of the corpus."""
-        if not self.any_given:
-            return
-        for block in blocks_of(spool.length("document"), BLOCK):
-            digest.update(spool.read("document", np.int64)[block].tobytes())
+        if self.any_given:
+            digest.update(self.number.values)
         for name, numbers in self.numbers.items():
-            self.kinds[name] = kind = _kind_of(list(numbers))
+            kind = _kind_of(list(numbers))
             texts = [_text_of(key, kind) for key in numbers]
             ascending = sorted(set(texts), key=KINDS[kind])
             places = {text: place for place, text in enumerate(ascending)}
             new = np.array([*(places[text] for text in texts), -1], np.int32)
-            codes = spool.read(f"field/{name}", np.int32)
-            for block in blocks_of(len(codes), BLOCK):
-                spool.append(f"new/{name}", new[codes[block]])
-            spool.rename(f"new/{name}", f"field/{name}")
-            self.values[name] = Strings.of(ascending)
-            digest.update(f"\0{name}\0{kind}\0".encode() + self.values[name].offsets.tobytes())
-            digest.update(self.values[name].data)
-            codes = spool.read(f"field/{name}", np.int32)
-            for block in blocks_of(len(codes), BLOCK):
-                digest.update(codes[block].tobytes())
+            self._codes[name].append(new[:0], self.n)
+            old = self._codes.pop(name).values
+            codes = Column(new[old[block]] for block in blocks_of(self.n, BLOCK)).values
+            names = Strings.of(ascending)
+            self.fields[name] = Field(codes, names, kind)
+            for part in (f"\0{name}\0{kind}\0".encode(), names.offsets, names.data, codes):
+                digest.update(part)
             numbers.clear()
 
 
@@ -207,68 +188,63 @@ def _text_of(key: Any, kind: str) -> str:
     return field_text(float(key[1]) + 0.0 if kind == "float" else key[1])  # no -0.0
 
 
-@dataclass
 class Survey:
-    """The content of a corpus, as columns of the spool.
+    """The content of a corpus, as columns by name.
 
     One entry for each unit (a word, phrase, subword or sentence): `type`, `sentence` (its number in the corpus),
     `position`, `first` (its first subword, counted from the sentence's first), `subwords`, `label/<column>`, and of
-    subwords `id`. One for each sentence: `context` (a hash of its words), `start`, `stop`, `words` and `subwords` (how
-    many), `piece_bytes`, its share of `piece` and, if the corpus has documents, `document`. One for each word:
-    `word/start`, `word/stop`, `word/subword`, `word/subwords`, and for each subword `ids`, as in
-    `embstore.store.text.Text`. One for each document: `field/<name>`. `any_long`: whether a text is longer than the
-    limit and may be divided. `n_shared`: subwords that two words share. `context_subwords`: of each context of the
-    index, if it has contexts. `specials`: whether special subwords are units, whose label column SPECIAL has their
-    spelling. `sample`: the first sentences.
+    subwords `id`. One for each sentence: `context` (a hash of its words), `whole` (whether it is never divided), and
+    how many it has, `n_words`, `n_subwords` and `n_bytes`. The parts of `embstore.store.text.Text` by their names
+    there, of `pieces` the bytes. `any_long`: whether a text is longer than the limit and may be divided. `n_shared`:
+    subwords that two words share. `longest`: subwords of the longest context. `specials`: spellings of special
+    subwords, the label column SPECIAL, if these are units. `sample`: the first sentences.
     """
 
-    spool: Spool
-    specials: bool = False
-    types: defaultdict[str, int] = field(default_factory=numbering)
-    labels: dict[str, defaultdict[str, int]] = field(default_factory=dict)
-    n_sentences: int = 0
-    n_words: int = 0
-    n_subwords: int = 0
-    n_shared: int = 0
-    longest: int = 0
-    any_long: bool = False
-    context_subwords: NDArray[np.int64] | None = None
-    dropped: dict[str, Dropped] = field(default_factory=dict)
-    sample: list[Sentence] = field(default_factory=list)
-    documents: Documents = field(default_factory=Documents)
-    digest: Any = field(default_factory=hashlib.sha256)
+    def __init__(self, *, specials: bool = False) -> None:
+        self.columns: defaultdict[str, Column] = defaultdict(Column)
+        self.types = numbering()
+        self.specials = numbering() if specials else None
+        self.labels: dict[str, defaultdict[str, int]] = {}
+        self.n_sentences = self.n_words = self.n_subwords = self.n_shared = self.longest = 0
+        self.any_long = False
+        self.dropped: dict[str, Dropped] = {}
+        self.sample: list[Sentence] = []
+        self.documents = Documents()
+        self.digest = hashlib.sha256()
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self.columns[column].values
+
+    @property
+    def all_labels(self) -> dict[str, defaultdict[str, int]]:
+        """The label columns, that of special subwords first."""
+        return ({} if self.specials is None else {SPECIAL: self.specials}) | self.labels
+
+    @property
+    def n_units(self) -> int:
+        return len(self.columns["type"])
 
     @property
     def sha256(self) -> str:
-        return str(self.digest.hexdigest())
+        return self.digest.hexdigest()
 
 
 def survey(
-    corpus: Corpus,
-    encoder: Encoder,
-    options: ExtractionOptions,
-    *,
-    limit: int,
-    spool: Spool,
-    report: Callable[[int], object],
+    corpus: Corpus, encoder: Encoder, options: ExtractionOptions, *, limit: int, report: Callable[[int], object]
 ) -> Survey:
     """Read a corpus once; `limit`: the longest context in subwords, without special ones.
 
     `report`: called with the number of sentences read.
     """
-    content = Survey(spool, specials=options.specials)
-    if options.specials:
-        content.labels[SPECIAL] = numbering()
+    content = Survey(specials=options.specials)
     for block in _blocks(corpus.sentences(encoder.write_chat), encoder, options.scope):
         _survey_block(content, block, encoder, options, limit=limit)
         report(content.n_sentences)
         del block  # or it would be held while the next one is read
-    if both := content.documents.numbers.keys() & content.labels.keys():
+    if both := content.documents.numbers.keys() & content.all_labels:
         raise CorpusError(f"{min(both)!r} is both a label column and a field of documents: rename one")
-    content.documents.finish(content.spool, content.digest)
+    content.documents.finish(content.digest)
     for column, names in content.labels.items():
-        if content.specials and column == SPECIAL:
-            continue
         content.digest.update("\0".join([column, *names]).encode())
     return content
 
@@ -289,8 +265,7 @@ def _blocks(sentences: Iterable[Sentence], encoder: Encoder, scope: Scope) -> It
         block.append(sentence)
         n_characters += len(sentence.text)
         if is_text and n_characters > most:
-            cut = _cut(block, encoder)
-            if cut is not None:
+            if cut := _cut(block, encoder):
                 yield block[:cut]
                 block = block[cut:]
                 n_characters, most = sum(len(each.text) for each in block), LONG_TEXT
@@ -300,56 +275,47 @@ def _blocks(sentences: Iterable[Sentence], encoder: Encoder, scope: Scope) -> It
         yield block
 
 
-def _cut(block: Sequence[Sentence], encoder: Encoder) -> int | None:
-    """Return where the last document of a block can be divided so that its subwords stay the same; None for nowhere."""
-    document, right, tries = block[-1].document, "", 0
+def _cut(block: Sequence[Sentence], encoder: Encoder) -> int:
+    """Return where the last document of a block can be divided so that its subwords stay the same; 0 for nowhere."""
+    document = block[-1].document
+    first = next(at for at, sentence in enumerate(block) if sentence.document is document)
     if document is None or document.ids is not None:
-        return None
-    for at in range(len(block) - 1, 0, -1):
-        right = block[at].text + right
-        if block[at - 1].document is not document or tries == CUT_TRIES:
-            return None
-        if len(right) >= CUT_CHECK:
-            left, before = "", at
-            while len(left) < CUT_CHECK and before and block[before - 1].document is document:
-                before -= 1
-                left = block[before].text + left
-            if encoder.cut_is_exact(left, right):
-                return at
-            tries += 1
-    return None
+        return 0
+    text = "".join(sentence.text for sentence in block[first:])
+    starts = [0, *accumulate(len(sentence.text) for sentence in block[first:-1])]
+    places = [at for at in range(len(starts) - 1, 0, -1) if len(text) - starts[at] >= CUT_CHECK]
+    for at in places[:CUT_TRIES]:
+        begin = starts[max(0, bisect_right(starts, starts[at] - CUT_CHECK) - 1)]
+        if encoder.cut_is_exact(text[begin : starts[at]], text[starts[at] :]):
+            return first + at
+    return 0
 
 
 def _survey_block(
     content: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
 ) -> None:
-    has_pairs = any(PAIR in sentence.words for sentence in block)
+    _, starts, stops = word_characters(block)
+    has_pairs = bool((starts == stops).any())
     if has_pairs:
-        _check_pairs(block, encoder, options)
+        _check_pairs(encoder, options)
     split, n_shared = _placed(
         encoder.tokenize(block, scope=options.scope, by=options.tokenize), owned=options.pooling in ("first", "last")
     )
     content.n_shared += n_shared
-    if options.unit == "sentence":
-        units = _Units.of_sentences(split, limit)
-    else:
-        units = (_Units.of_subwords if options.unit == "subword" else _Units.of_words)(block, split)
-    _spool_text(content, block, split, options)
-    content.documents.add([sentence.document for sentence in block], content.spool)
+    units = _Units.of(block, split, starts == stops, options.unit, limit)
     forms = _forms(block, units, split, encoder)
-    sizes = units.stop - units.start
-    marks = units.in_pair
+    _add_text(content, block, split, starts, stops, spans=options.unit == "subword")
+    content.documents.add([sentence.document for sentence in block])
+    sizes, marks, lengths = units.stop - units.start, units.in_pair, np.diff(split.bounds)
     is_whole = np.array([options.unit == "sentence" or (has_pairs and PAIR in each.words) for each in block])
-    lengths = np.diff(split.bounds)
+    content.columns["whole"].append(is_whole)
     empty = sizes <= 0
     long = (sizes > min(limit, MAX_POOLED)) | (is_whole[units.sentence] & (units.stop > limit))
     usable = ~empty & ~long & (~marks | options.specials)
     for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG)):
         _count_dropped(content, units, forms, mask, reason)
-    content.n_subwords += len(split.ids)
     content.any_long = content.any_long or bool((lengths[~is_whole] > limit).any())
     content.longest = max(content.longest, int(lengths.max(initial=0)))
-    content.spool.append("whole", is_whole)
     some = block[: SAMPLE_SENTENCES - len(content.sample)]
     content.sample.extend(replace(sentence, labels={}, targets=(), document=None) for sentence in some)
 
@@ -363,17 +329,18 @@ def _survey_block(
     }
     if options.unit == "subword":
         columns["id"] = split.ids
-    if options.specials and marks.any():
-        names = content.labels[SPECIAL]
-        columns[f"label/{SPECIAL}"][marks] = [names[forms[at]] for at in np.flatnonzero(marks).tolist()]
+    if content.specials is not None:
+        codes = columns[f"label/{SPECIAL}"] = np.full(len(forms), -1, np.int32)
+        codes[marks] = [content.specials[forms[at]] for at in np.flatnonzero(marks).tolist()]
     columns = {name: values[usable] for name, values in columns.items()}
-    if options.specials:
-        own = np.flatnonzero(lengths)
-        columns = _with_specials(content, columns, encoder, own, np.diff(split.indptr)[own], lengths[own])
+    if content.specials is not None:
+        columns = _with_specials(content, columns, encoder, np.diff(split.indptr), lengths)
+    n_before = content.n_units
     for name, values in columns.items():
-        content.spool.append(name, values)
+        content.columns[name].append(values, n_before)
     content.n_sentences += len(block)
     content.n_words += int(split.indptr[-1])
+    content.n_subwords += len(split.ids)
 
 
 def _placed(split: Split, *, owned: bool) -> tuple[Split, int]:
@@ -399,76 +366,49 @@ class _Units:
     of the unit. `in_pair`: whether it is the special subwords between the texts of a pair.
     """
 
-    first_word: NDArray[np.int64]
-    sentence: NDArray[np.int64]
-    position: NDArray[np.int64]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
-    n_words: NDArray[np.int64]
+    first_word: _Numbers
+    sentence: _Numbers
+    position: _Numbers
+    start: _Numbers
+    stop: _Numbers
+    n_words: _Numbers
     in_pair: NDArray[np.bool_]
 
     @classmethod
-    def of_sentences(cls, split: Split, limit: int) -> _Units:
-        """Return a unit for each sentence, of its subwords within the limit."""
-        n_words = np.diff(split.indptr)
-        some = np.flatnonzero(n_words)
-        zeros = np.zeros(len(some), np.int64)
-        stop = np.minimum(np.diff(split.bounds), min(limit, MAX_POOLED))[some]
-        return cls(split.indptr[some], some, zeros, zeros, stop, n_words[some], zeros.astype(bool))
+    def of(cls, block: Sequence[Sentence], split: Split, is_mark: NDArray[np.bool_], unit: str, limit: int) -> _Units:
+        """Return a unit for each word or phrase, sentence, or subword; `is_mark`: words between the texts of a pair.
 
-    @classmethod
-    def of_words(cls, block: Sequence[Sentence], split: Split) -> _Units:
-        """Return a unit for each word or phrase."""
-        first = np.flatnonzero(_heads(block, split.indptr) == np.arange(split.indptr[-1]))
-        after = np.append(first[1:], split.indptr[-1])
-        numbers = np.repeat(np.arange(len(block)), np.diff(split.indptr))[first]
-        return cls(
-            first_word=first,
-            sentence=numbers,
-            position=first - split.indptr[numbers],
-            start=split.first[first] - split.bounds[numbers],
-            stop=split.last[after - 1] - split.bounds[numbers],
-            n_words=after - first,
-            in_pair=_lengths(block)[first] == 0,
-        )
-
-    @classmethod
-    def of_subwords(cls, block: Sequence[Sentence], split: Split) -> _Units:
-        """Return a unit for each subword, of the word in which it begins; white space has the word before it."""
-        number = np.arange(len(split.ids))
-        sentence = np.repeat(np.arange(len(block)), np.diff(split.bounds))
-        heads, n_words = _heads(block, split.indptr), np.diff(split.indptr)[sentence]
-        word = np.clip(split.words, split.indptr[sentence], split.indptr[sentence] + np.maximum(n_words, 1) - 1)
-        in_pair = _lengths(block)[word] == 0
-        is_space = (split.start == split.stop) & ~in_pair
-        start = number - split.bounds[sentence]
-        return cls(
-            first_word=np.where(is_space, -1, heads[word]),
-            sentence=sentence,
-            position=heads[word] - split.indptr[sentence],
-            start=start,
-            stop=start + 1,
-            n_words=np.ones_like(start),
-            in_pair=in_pair,
-        )
+        A sentence has its subwords within the limit. A subword is of the word in which it begins, and white space of
+        the word before it.
+        """
+        indptr, bounds = split.indptr, split.bounds
+        of_word = np.repeat(np.arange(len(block)), np.diff(indptr))
+        heads = np.arange(indptr[-1])  # the first word of each word's phrase, or sentence
+        if unit == "sentence":
+            heads = indptr[of_word]
+        for begin, sentence in zip(indptr.tolist(), block, strict=False):
+            for one, after_one in sentence.targets if unit != "sentence" else ():
+                heads[begin + one : begin + after_one] = begin + one
+        if unit == "subword":
+            number = np.repeat(np.arange(len(block)), np.diff(bounds))
+            word = np.clip(split.words, indptr[number], np.maximum(indptr[number], indptr[number + 1] - 1))
+            first, in_pair = heads[word], is_mark[word]
+            start = np.arange(len(number)) - bounds[number]
+            is_space = (split.start == split.stop) & ~in_pair
+            ones = np.ones_like(start)
+            position = first - indptr[number]
+            return cls(np.where(is_space, -1, first), number, position, start, start + 1, ones, in_pair)
+        first = np.flatnonzero(heads == np.arange(len(heads)))
+        after = np.append(first[1:], indptr[-1])
+        number = of_word[first]
+        start, stop = split.first[first] - bounds[number], split.last[after - 1] - bounds[number]
+        if unit == "sentence":
+            start, stop = np.zeros_like(start), np.minimum(np.diff(bounds), min(limit, MAX_POOLED))[number]
+        return cls(first, number, first - indptr[number], start, stop, after - first, is_mark[first])
 
 
-def _lengths(block: Sequence[Sentence]) -> NDArray[np.int32]:
-    """Return the characters of all words."""
-    return np.fromiter(map(len, chain.from_iterable(sentence.words for sentence in block)), np.int32)
-
-
-def _heads(block: Sequence[Sentence], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first word of each word's phrase; of other words the word itself."""
-    heads = np.arange(indptr[-1])
-    for begin, sentence in zip(indptr.tolist(), block, strict=False):
-        for start, stop in sentence.targets:
-            heads[begin + start : begin + stop] = begin + start
-    return heads
-
-
-def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions) -> None:
-    """Raise an error in one line if the pairs of a block cannot be encoded."""
+def _check_pairs(encoder: Encoder, options: ExtractionOptions) -> None:
+    """Raise an error in one line if pairs cannot be encoded."""
     if not encoder.takes_pairs:
         raise ModelError(f"{encoder.info.architecture} takes no pairs of sentences: give each sentence on its own")
     if options.context_window is not None or options.attention_window is not None or options.context != "sentence":
@@ -478,45 +418,40 @@ def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: Extractio
 
 
 def _with_specials(
-    content: Survey,
-    columns: Mapping[str, NDArray[Any]],
-    encoder: Encoder,
-    sentences: NDArray[np.int64],
-    n_words: NDArray[np.int64],
-    n_subwords: NDArray[np.int64],
+    content: Survey, columns: Mapping[str, NDArray[Any]], encoder: Encoder, n_words: _Numbers, n_subwords: _Numbers
 ) -> dict[str, NDArray[Any]]:
-    """Add a row for each special subword of some sentences of a block.
+    """Add a row for each special subword of the sentences of a block that have a subword.
 
     Those before the first word have negative positions, those after the last the positions after its own.
     """
+    assert content.specials is not None
     before, after = encoder.special_ids
-    added = np.array([*before, *after], np.int32)
-    spelled = [encoder.subword_text(number) for number in added.tolist()]
+    added = [*before, *after]
+    spelled = list(map(encoder.subword_text, added))
     places = np.arange(len(added)) - len(before)
-    position = np.where(places < 0, places, places + n_words[:, None])
-    n_rows = position.size
-    new: dict[str, NDArray[Any]] = {name: np.full(n_rows, -1, values.dtype) for name, values in columns.items()}
-    new["type"] = np.tile([content.types[form] for form in spelled], len(sentences)).astype(np.int32)
-    new["sentence"] = np.repeat(sentences + content.n_sentences, len(added))
-    new["position"] = position.ravel().astype(np.int32)
-    new["subwords"] = np.ones(n_rows, np.int16)
-    new["first"] = np.where(places < 0, 0, n_subwords[:, None] - 1).ravel().astype(np.int32)
-    if "id" in new:
-        new["id"] = np.tile(added, len(sentences))
-    new[f"label/{SPECIAL}"] = np.tile([content.labels[SPECIAL][form] for form in spelled], len(sentences)).astype(
-        np.int32
-    )
-    joined = {name: np.concatenate([values, new[name]]) for name, values in columns.items()}
+    sentences = np.flatnonzero(n_subwords)
+    new: dict[str, Any] = {
+        "type": [content.types[form] for form in spelled],
+        f"label/{SPECIAL}": [content.specials[form] for form in spelled],
+        "id": added,
+        "subwords": 1,
+        "sentence": sentences[:, None] + content.n_sentences,
+        "position": np.where(places < 0, places, places + n_words[sentences, None]),
+        "first": np.where(places < 0, 0, n_subwords[sentences, None] - 1),
+    }
+    shape = (len(sentences), len(added))
+    joined = {
+        name: np.append(values, np.broadcast_to(new.get(name, -1), shape)).astype(values.dtype)
+        for name, values in columns.items()
+    }
     order = np.lexsort((joined["position"], joined["sentence"]))
     return {name: values[order] for name, values in joined.items()}
 
 
 def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Encoder) -> Sequence[str]:
     words = list(chain.from_iterable(sentence.words for sentence in block))
-    if len(words) == len(units.first_word) and not units.in_pair.any() and (units.n_words == 1).all():
-        at = units.first_word
-        if at[0] == 0 and at[-1] == len(words) - 1 and (np.diff(at) == 1).all():
-            return words
+    if not units.in_pair.any() and np.array_equal(units.first_word, np.arange(len(words))):
+        return words
     words.append("")  # of white space
     spans = zip(units.first_word.tolist(), units.n_words.tolist(), strict=True)
     forms = [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
@@ -527,57 +462,55 @@ def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Enco
     return forms
 
 
-def _spool_text(content: Survey, block: Sequence[Sentence], split: Split, options: ExtractionOptions) -> None:
-    spool = content.spool
+def _add_text(
+    content: Survey, block: Sequence[Sentence], split: Split, starts: _Numbers, stops: _Numbers, *, spans: bool
+) -> None:
+    """Add the text of a block, with the characters of subwords if these are `spans`."""
     pieces = [sentence.text.encode() for sentence in block]
-    joined = b"".join(pieces)
     sizes = np.fromiter(map(len, pieces), np.int32, len(pieces))
-    starts = np.fromiter(chain.from_iterable(sentence.starts for sentence in block), np.int32, split.indptr[-1])
-    stops, base = starts + _lengths(block), np.repeat(split.bounds[:-1], np.diff(split.indptr))
-    for name, values in (
-        ("piece", np.frombuffer(joined, np.uint8)),
-        ("piece_bytes", sizes),
-        ("start", np.fromiter((sentence.start for sentence in block), np.int32, len(block))),
-        ("stop", np.fromiter((sentence.stop for sentence in block), np.int32, len(block))),
-        ("words", np.diff(split.indptr).astype(np.int32)),
-        ("n_subwords", np.diff(split.bounds).astype(np.int32)),
-        ("word/start", starts),
-        ("word/stop", stops),
-        ("word/subword", (split.first - base).astype(np.int32)),
-        ("word/subwords", np.minimum(split.last - split.first, MAX_POOLED).astype(np.int16)),
-        ("ids", split.ids),
-        *([("subword/start", split.start), ("subword/stop", split.stop)] if options.unit == "subword" else []),
-    ):
-        spool.append(name, values)
-    texts = (" ".join(sentence.words).encode() for sentence in block)
-    hashes = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    spool.append("context", np.frombuffer(hashes, np.uint64))
+    data = np.frombuffer(b"".join(pieces), np.uint8)
+    starts, stops = starts.astype(np.int32), stops.astype(np.int32)
+    hashes = [hashlib.blake2b(" ".join(sentence.words).encode(), digest_size=8).digest() for sentence in block]
+    columns: dict[str, NDArray[Any]] = {
+        "pieces": data,
+        "n_bytes": sizes,
+        "start": np.fromiter((sentence.start for sentence in block), np.int32, len(block)),
+        "stop": np.fromiter((sentence.stop for sentence in block), np.int32, len(block)),
+        "n_words": np.diff(split.indptr).astype(np.int32),
+        "n_subwords": np.diff(split.bounds).astype(np.int32),
+        "word_start": starts,
+        "word_stop": stops,
+        "word_subword": (split.first - np.repeat(split.bounds[:-1], np.diff(split.indptr))).astype(np.int32),
+        "word_subwords": np.minimum(split.last - split.first, MAX_POOLED).astype(np.int16),
+        "ids": split.ids,
+        "context": np.frombuffer(b"".join(hashes), np.uint64),
+    }
+    if spans:
+        columns |= {"subword_start": split.start, "subword_stop": split.stop}
+    for name, values in columns.items():
+        content.columns[name].append(values)
     targets = [[number, *target] for number, sentence in enumerate(block) for target in sentence.targets]
-    for data in (sizes, joined, starts, stops, split.indptr, np.array(targets, np.int64)):
-        content.digest.update(data if isinstance(data, bytes) else data.tobytes())
+    for part in (sizes, data, starts, stops, split.indptr, np.array(targets, np.int64).ravel()):
+        content.digest.update(part.data)
     given = [sentence.document for sentence in block if sentence.document and sentence.document.ids is not None]
     for document in dict.fromkeys(given):
-        content.digest.update(np.array(document.ids, np.int64).tobytes())
+        content.digest.update(np.array(document.ids, np.int64).data)
 
 
 def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
-    """Return the codes of the labels of all units; a new column has none for the units before."""
-    before, codes_of = content.spool.length("type"), {}
+    """Return the codes of the labels of all units."""
+    codes_of = {}
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
-        if content.specials and column == SPECIAL:
+        if content.specials is not None and column == SPECIAL:
             raise CorpusError(f"the corpus has a label column {SPECIAL!r}, and so have special tokens: rename it")
-        if column not in content.labels:
-            content.labels[column] = numbering()
-            for rows in blocks_of(before, BLOCK):
-                content.spool.append(f"label/{column}", np.full(rows.stop - rows.start, -1, np.int32))
+        content.labels.setdefault(column, numbering())
     for column, names in content.labels.items():
         labels = chain.from_iterable(
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
         of_words = np.array([*(-1 if label is None else names[label] for label in labels), -1], np.int32)
         codes_of[f"label/{column}"] = of_words[units.first_word]
-        if not (content.specials and column == SPECIAL):
-            content.digest.update(of_words.tobytes())
+        content.digest.update(of_words.data)
     return codes_of
 
 

@@ -113,11 +113,6 @@ class Targets:
     words_from: _Numbers
     words_to: _Numbers
 
-    def __getitem__(self, rows: slice) -> Targets:
-        return Targets(
-            self.context[rows], self.start[rows], self.stop[rows], self.words_from[rows], self.words_to[rows]
-        )
-
 
 @dataclass(frozen=True)
 class Fan:

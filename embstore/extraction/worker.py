@@ -24,11 +24,11 @@ from embstore.extraction.cast import Buffer, Cast, Written
 from embstore.extraction.encoder_spec import EncoderSpec, require_software
 from embstore.extraction.estimate import BUFFERS, HOST_BUFFERS, WRITERS
 from embstore.extraction.options import ExtractionOptions
-from embstore.extraction.partition import Part, Passage, TextOptions
+from embstore.extraction.partition import Groups, Part, Passage, Reader
 from embstore.models.encoder import Encoder, Pooled
 from embstore.models.memory import ADVICE, memory_needed
 from embstore.models.running import mark
-from embstore.store.layout import Layout
+from embstore.store.metadata import Metadata
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
 
@@ -59,17 +59,20 @@ class Done:
 
 @dataclass(frozen=True)
 class Job:
-    """How all partitions are encoded, and the sites that are written; `group`: how many are encoded together.
+    """How all partitions of a store are encoded; see `Reader` for `limit`.
 
-    `layouts`: of all sites. `center`: the mean of each layer, for int8 only.
+    `center`: the mean of each layer, for int8 only.
     """
 
-    layers: tuple[int, ...]
+    metadata: Metadata
     options: ExtractionOptions
-    text: TextOptions
-    layouts: tuple[Layout, ...]
+    limit: int
     center: NDArray[np.float32] | None
-    group: int
+
+    @property
+    def group(self) -> int:
+        """How many partitions are encoded together."""
+        return Groups.of(self.metadata).size
 
 
 class Ring(Generic[T]):
@@ -104,10 +107,9 @@ class Group:
     """
 
     def __init__(self, task: Task, job: Job, ring: Ring[list[Buffer]]) -> None:
-        self.task, self._ring = task, ring
-        self.rows = job.layouts[0].partition_rows
-        self.first = task.part.start // self.rows
-        self.writes = np.zeros((len(job.layouts), job.group), bool)
+        self.task, self.layout, self._ring = task, job.metadata.layout, ring
+        self.first = task.part.start // self.layout.partition_rows
+        self.writes = np.zeros((len(job.metadata.layouts), job.group), bool)
         for partition, sites in task.missing.items():
             self.writes[list(sites), partition - self.first] = True
         self._left, self._mutex = set(task.missing), Lock()
@@ -115,14 +117,9 @@ class Group:
         self.failure: Exception | None = None
         self.buffers = ring.take()
 
-    def span(self, partition: int) -> tuple[int, int]:
-        """Return the rows `[start, stop)` of a partition."""
-        start = partition * self.rows
-        return start, min(start + self.rows, self.task.part.stop)
-
     def complete(self, stop: int) -> Iterator[int]:
         """Yield the partitions whose rows all come before `stop`, each once."""
-        while self._waiting and self.span(self._waiting[0])[1] <= stop:
+        while self._waiting and self.layout.span(self._waiting[0])[1] <= stop:
             yield self._waiting.popleft()
 
     def leave(self, partition: int) -> None:
@@ -161,7 +158,7 @@ class Worker:
         self._write_partition = write
         self._on_rows = on_rows
         self._on_device = encoder.casts_on_device
-        self._casts = [Cast(layout, center=job.center, device=encoder.device) for layout in job.layouts]
+        self._casts = [Cast(layout, center=job.center, device=encoder.device) for layout in job.metadata.layouts]
         self._ring = Ring(self._buffers, BUFFERS)
         self._host = Ring(lambda: [cast.host_buffer() for cast in self._casts], HOST_BUFFERS)
         self._n_writers = WRITERS if self._on_device else 1
@@ -225,24 +222,26 @@ class Worker:
                     written = defaultdict(list)
 
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
-        size = self._job.layouts[0].partition_rows
+        size = self._job.metadata.partition_rows
+        reader = Reader(self._encoder, self._job.options, self._job.limit)
 
         def is_needed(start: int, stop: int) -> bool:
             return any(number in task.missing for number in range(start // size, (stop - 1) // size + 1))
 
         for task in tasks:
-            for passage in task.part.passages(self._encoder, self._job.text, is_needed=is_needed):
+            for passage in reader.passages(task.part, is_needed):
                 yield task, passage
 
     def _take(self, group: Group, passage: Passage, pooled: Pooled, written: Mapping[int, list[Written]]) -> None:
         """Cast vectors of a passage into the buffers of their partitions; adds what is checked later to `written`."""
-        number = [layout.site for layout in self._job.layouts].index(pooled.site)
+        number = [layout.site for layout in self._job.metadata.layouts].index(pooled.site)
         offset = passage.first_row - group.task.part.start
         sources, rows = passage.rows_of(pooled.rows)
         rows = rows + offset
-        if not (is_written := group.writes[number, rows // group.rows]).all():
+        partitions = rows // group.layout.partition_rows
+        if not (is_written := group.writes[number, partitions]).all():
             sources = np.flatnonzero(is_written) if sources is None else sources[is_written]
-            rows = rows[is_written]
+            rows, partitions = rows[is_written], partitions[is_written]
         if not len(rows):
             return
         cast, buffer = self._casts[number], group.buffers[number]
@@ -252,7 +251,7 @@ class Worker:
             if not self._on_device:
                 cast.check(buffer, written[number])
                 written[number].clear()
-        self._on_rows(int((group.writes[:number, rows // group.rows].sum(0) == 0).sum()))  # of the first site written
+        self._on_rows(int((group.writes[:number, partitions].sum(0) == 0).sum()))  # of the first site written
 
     def _leave(self, disk: Executor, full: Full) -> Future[Done]:
         """Let a partition leave the device, if there is one, and be written."""
@@ -287,10 +286,10 @@ class Worker:
     def _write(self, full: Full, buffers: list[Buffer], place: int, leave: Callable[[], object]) -> Done:
         records = []
         try:
-            start, stop = full.group.span(full.partition)
+            start, stop = full.group.layout.span(full.partition)
             for number in full.group.task.missing[full.partition]:
                 arrays = self._casts[number].arrays(buffers[number], place, stop - start)
-                records.append(self._write_partition(self._job.layouts[number].first + full.partition, arrays))
+                records.append(self._write_partition(self._job.metadata.layouts[number].first + full.partition, arrays))
         finally:
             leave()
         return Done(full.partition, tuple(records))
@@ -332,7 +331,7 @@ def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Poole
     # buffers are reused: an unfilled row has old values
     seen = {site: np.zeros(len(passage.spans.sentence), bool) for site in job.options.sites}
     arguments = {**job.options.encoding, **({"on_device": True} if encoder.casts_on_device else {})}
-    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layers, **arguments):
+    for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.metadata.layers, **arguments):
         seen[pooled.site][pooled.rows] = True
         yield pooled
         del pooled
@@ -373,7 +372,6 @@ class RemoteJob:
     mark: str
     fingerprint: str
     encoder: EncoderSpec
-    software: Mapping[str, str]
 
 
 def run_tasks(job: bytes, tasks: Sequence[Task]) -> list[Done]:
@@ -403,7 +401,7 @@ _LOCK = Lock()
 @lru_cache(maxsize=1)
 def _process_worker(pickled: bytes) -> Worker:
     remote: RemoteJob = pickle.loads(pickled)
-    require_software(remote.software)
+    require_software(remote.job.metadata.software)
     is_own = False
     with suppress(StoreNotFoundError):
         writer = PartitionWriter(remote.path)
@@ -413,4 +411,4 @@ def _process_worker(pickled: bytes) -> Worker:
             f"store {remote.path} is not accessible from this worker: the machines of a cluster must share its disk, "
             "or it must be in a bucket (s3://...)"
         )
-    return Worker(remote.encoder.load(remote.job.layers, remote.job.options), remote.job, writer.write)
+    return Worker(remote.encoder.load(), remote.job, writer.write)

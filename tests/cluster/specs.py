@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from embstore.extraction.encoder_spec import EncoderSpec
-from embstore.extraction.options import ExtractionOptions
 from embstore.models.encoder import Encoder, Pooled
 from tests.extraction.fake import FakeEncoder
 
@@ -46,7 +45,7 @@ class FakeSpec(EncoderSpec):
     fault: str = ""
     folder: Path = Path()
 
-    def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
+    def load(self) -> Encoder:
         encoder = FaultyEncoder()
         for name in ("poison", "word", "fault", "folder"):
             setattr(encoder, name, getattr(self, name))

@@ -75,7 +75,7 @@ def test_a_part_has_the_passages_of_the_whole_index(
     for partition in range(plan.layout.n_partitions):
         start, stop = plan.layout.span(partition)
         part = Part.of(plan.index, start, stop)
-        passages = list(part.passages(plan.encoder, plan.text))
+        passages = list(plan.reader.passages(part))
         assert len(passages) > 1
         assert passages[0].first_row == start
         assert sum(passage.n_rows for passage in passages) == stop - start == part.n_rows
@@ -154,12 +154,12 @@ def test_another_model_on_a_worker_is_refused(tmp_path: Path) -> None:
     folder = tiny.save("bert", tmp_path / "model")
     plan = plan_of(tiny.random_sentences(5, seed=4), model=folder)
     for part in ("weights", "tokenizer"):
-        spec = replace(plan.encoder_spec, **{f"{part}_sha256": "0" * 64})
+        spec = replace(plan.encoder_spec, info=replace(plan.encoder.info, **{f"{part}_sha256": "0" * 64}))
         with pytest.raises(ExecutorError, match=f"has other {part} on this worker"):
-            spec.load(plan.layout.layers, plan.options)
+            spec.load()
     spec = replace(plan.encoder_spec, model=str(tmp_path / "nowhere"))
     with pytest.raises(ExecutorError, match="cannot load the model of the plan"):
-        spec.load(plan.layout.layers, plan.options)
+        spec.load()
 
 
 def test_other_software_on_a_worker() -> None:

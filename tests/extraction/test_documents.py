@@ -14,7 +14,7 @@ from embstore.corpus.sentence import Document, Sentence, sentence_of_forms
 from embstore.errors import CorpusError
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
-from embstore.extraction.survey import Spool, survey
+from embstore.extraction.survey import survey
 from embstore.extraction.windows import Overlap
 from embstore.store import Index
 from embstore.store.check.consistency import index_faults
@@ -48,9 +48,9 @@ def sentences(words: int = 30) -> list[Sentence]:
 
 
 def read(corpus: list[Sentence], **keep: Any) -> tuple[Index, str]:
-    spool, encoder = Spool(), FakeEncoder()
+    encoder = FakeEncoder()
     read = es.open_corpus(corpus)
-    found = survey(read, encoder, ExtractionOptions(), limit=99, spool=spool, report=lambda n: None)
+    found = survey(read, encoder, ExtractionOptions(), limit=99, report=lambda n: None)
     options = ExtractionOptions(keep=es.corpus.Keep(**keep))
     index, _ = make_index(found, options=options, encoder=encoder, limit=99, overlap=Overlap())
     assert not list(index_faults(index, len(index.type)))

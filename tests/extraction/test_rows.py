@@ -15,7 +15,7 @@ from embstore.extraction import rows as rows_module
 from embstore.extraction import windows
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
-from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.survey import Survey, survey
 from embstore.extraction.windows import Overlap
 from embstore.store import Index
 from embstore.store.check.consistency import index_faults
@@ -53,7 +53,7 @@ def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
         sentences.append(Sentence(chosen, {"tag": [tag or None for tag in tags]}, document=documents[number // 7]))
     encoder, options = FakeEncoder(), ExtractionOptions(unit=unit)
     corpus = es.open_corpus([sentence for sentence in sentences if sentence.words])
-    return survey(corpus, encoder, options, limit=24, spool=Spool(), report=lambda n_sentences: None), encoder
+    return survey(corpus, encoder, options, limit=24, report=lambda n_sentences: None), encoder
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
