@@ -56,11 +56,10 @@ class Corpus:
         """Yield the sentences; `write_chat` makes the text of a list of messages, as the template of a model does."""
         steps = parse_normalize(self.options["normalize"])
         sentences = self._read(write_chat)
-        is_empty = True
+        sentence = None
         for sentence in _normalized(sentences, steps) if steps else sentences:
-            is_empty = False
             yield sentence
-        if is_empty:
+        if sentence is None:
             raise CorpusError(f"{self.name}: no sentence in it (read as {self.format})")
 
     def __repr__(self) -> str:

@@ -16,6 +16,8 @@ from embstore.errors import InvalidValueError, check_whole, quoted
 BLOCK_ROWS = 2**20  # of a mapped column that are read at a time: 4 MiB
 PASS_ROWS = 2**22  # that are sorted at a time: about 400 MiB
 IntArray = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Mask = NDArray[np.bool_]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
 
 
@@ -59,14 +61,14 @@ class Keep:
     def mask(
         self,
         *,
-        types: NDArray[np.int32],
+        types: Codes,
         sentences: IntArray,
         contexts: NDArray[np.uint64],
-        labels: Mapping[str, NDArray[np.int32]],
+        labels: Mapping[str, Codes],
         forms: Sequence[str],
-        chosen: NDArray[np.bool_] | None = None,
+        chosen: Mask | None = None,
         pass_rows: int = PASS_ROWS,
-    ) -> NDArray[np.bool_]:
+    ) -> Mask:
         """Return for each row whether it is kept, bool [rows].
 
         `chosen` bool [rows]: for which rows `where` is true, which is not looked at here; None: for all.
@@ -86,20 +88,30 @@ class Keep:
             for block in blocks_of(len(types), BLOCK_ROWS):
                 mask[block] &= is_wanted[types[block]]
         if self.min_contexts > 1:
-            _drop_rare(mask, types, sentences, contexts, self.min_contexts, len(forms), pass_rows)
+            self._drop_rare(mask, types, sentences, contexts, len(forms), pass_rows)
         if self.max_contexts is not None:
             codes = labels[self.per] if self.per else None
             self._sample(mask, types, codes, forms, self.max_contexts, pass_rows)
         return mask
 
+    def _drop_rare(
+        self, mask: Mask, types: Codes, sentences: IntArray, contexts: NDArray[np.uint64], n_types: int, pass_rows: int
+    ) -> None:
+        """Clear the mask for words with too few distinct contexts, counting (word, context) pairs exactly."""
+        context_numbers = np.unique(contexts, return_inverse=True)[1]
+        frequent = np.zeros(n_types, bool)
+        for rows in _passes(mask, types, n_types, self.min_contexts, pass_rows):
+            words = types[rows].astype(np.int64)
+            first = int(words.min())
+            pairs = (words - first) * len(contexts) + context_numbers[sentences[rows]]
+            pairs.sort()
+            n_contexts = np.bincount(pairs[rank_in_run(pairs) == 0] // len(contexts))
+            frequent[first : first + len(n_contexts)] |= n_contexts >= self.min_contexts
+        for block in blocks_of(len(types), BLOCK_ROWS):
+            mask[block] &= frequent[types[block]]
+
     def _sample(
-        self,
-        mask: NDArray[np.bool_],
-        types: NDArray[np.int32],
-        labels: NDArray[np.int32] | None,
-        forms: Sequence[str],
-        most: int,
-        pass_rows: int,
+        self, mask: Mask, types: Codes, labels: Codes | None, forms: Sequence[str], most: int, pass_rows: int
     ) -> None:
         """Give each occurrence a random number, by its word and its rank in it, and keep the `most` lowest."""
         key = self.seed.to_bytes(8, "little")
@@ -120,38 +132,13 @@ class Keep:
             mask[rows[order[rank_in_run(groups[order]) >= most]]] = False
 
 
-def _drop_rare(
-    mask: NDArray[np.bool_],
-    types: NDArray[np.int32],
-    sentences: IntArray,
-    contexts: NDArray[np.uint64],
-    least: int,
-    n_types: int,
-    pass_rows: int,
-) -> None:
-    """Clear the mask for words with fewer than `least` distinct contexts, counting (word, context) pairs exactly."""
-    context_numbers = np.unique(contexts, return_inverse=True)[1]
-    frequent = np.zeros(n_types, bool)
-    for rows in _passes(mask, types, n_types, least, pass_rows):
-        words = types[rows].astype(np.int64)
-        first = int(words.min())
-        pairs = (words - first) * len(contexts) + context_numbers[sentences[rows]]
-        pairs.sort()
-        n_contexts = np.bincount(pairs[rank_in_run(pairs) == 0] // len(contexts))
-        frequent[first : first + len(n_contexts)] |= n_contexts >= least
-    for block in blocks_of(len(types), BLOCK_ROWS):
-        mask[block] &= frequent[types[block]]
-
-
 def blocks_of(length: int, size: int) -> Iterator[slice]:
     """Yield slices of up to `size` that cover `length` entries."""
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
 
-def _passes(
-    mask: NDArray[np.bool_], types: NDArray[np.int32], n_types: int, least: int, pass_rows: int
-) -> Iterator[IntArray]:
+def _passes(mask: Mask, types: Codes, n_types: int, least: int, pass_rows: int) -> Iterator[IntArray]:
     """Yield all masked rows of the types that have `least` of them or more, ascending, a range of types at a time.
 
     Each pass reads all of `types` and yields at most `pass_rows` rows, or the rows of a single type that has more.

@@ -286,8 +286,6 @@ def check_sentence(sentence: Sentence) -> Sentence:
                 f"{len(words)} words, ascending and disjoint"
             )
         end = stop
-    if sentence.document is not None:
-        check_type("document", sentence.document, Document, "a Document or None")
     return sentence
 
 

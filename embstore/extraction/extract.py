@@ -104,14 +104,11 @@ def extract(
     ExecutorError
         If workers were lost, or could not write some partitions. All that was committed stays.
     """
-
-    def run(place: Path | ObjectPath, repair: bool) -> Store:
-        return _extract(plan, place, repair=repair, virtual=virtual, executor=executor)
-
+    run = partial(_extract, plan, virtual=virtual, executor=executor)
     return append_part(plan, path, run, repair=repair) if append else run(parse_location(path), repair)
 
 
-def _extract(plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool, executor: Executor | None) -> Store:
+def _extract(plan: Plan, path: Path | ObjectPath, repair: bool, *, virtual: bool, executor: Executor | None) -> Store:
     """Extract into one store; see `extract`.
 
     A group with a partition that is missing of any site is encoded for all of them, so that the batches, and with them

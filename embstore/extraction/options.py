@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,8 @@ ATTENTION_RULE = (
     "at every layer a word attends to the words at most attention_window words away and to the special subwords, "
     "these only to each other"
 )
+RECORDED = ("unit", "tokenize", "pooling", "keep", "max_length", "context_window", "attention_window")
+RECORDED += ("batch_subwords", "seed")
 Words = Annotated[int, Range(0, MAX_WINDOW, "words")]
 Subwords = Annotated[int, Range(1, MAX_SUBWORDS, "subwords")]
 
@@ -117,39 +119,8 @@ class ExtractionOptions:
             raise InvalidValueError(
                 f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
             )
-        unit, context, keep = self.unit, self.context, self.keep
-        is_sentence, in_context = unit == "sentence", context != "sentence"
-        is_cls, specials = self.pooling == CLS, self.specials
-        by_word = keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None
-        has_window, window = self.context_window is not None, f"context window {self.context_window}"
-        other = self.attention_window
-        both = has_window and other is not None
-        of_sentence = "unit sentence does not go with"
-        for is_wrong, message in (
-            (both, f"{window} and attention window {other} exclude each other: give one of them"),
-            (
-                is_cls and not is_sentence,
-                f"pooling cls is for unit sentence, not {unit}: choose another pooling or unit",
-            ),
-            (is_sentence and specials, f"{of_sentence} specials: choose pooling cls for the vectors of [CLS]"),
-            (
-                is_sentence and by_word,
-                f"{of_sentence} a choice of words: leave out words, min_contexts and max_contexts",
-            ),
-            (is_sentence and has_window, f"{of_sentence} a context window of words: leave it out"),
-            (specials and has_window, f"specials do not go with {window}, which is around a word: leave one out"),
-            (
-                in_context and specials,
-                f"context {context} does not go with specials, which belong to no sentence of it: leave them out",
-            ),
-            (in_context and is_cls, f"context {context} does not go with pooling cls: choose mean, first, last or max"),
-            (
-                self.is_blocks and self.max_length is not None,
-                f"context {context} does not go with a max length: give one of the two",
-            ),
-        ):
-            if is_wrong:
-                raise InvalidValueError(message)
+        for conflict in _conflicts(self):
+            raise InvalidValueError(conflict)
 
     @property
     def is_blocks(self) -> bool:
@@ -174,17 +145,7 @@ class ExtractionOptions:
 
     def as_json(self) -> dict[str, Any]:
         """The options in the metadata of a store."""
-        document: dict[str, Any] = {
-            "unit": self.unit,
-            "tokenize": self.tokenize,
-            "pooling": self.pooling,
-            "keep": self.keep.as_json(),
-            "max_length": self.max_length,
-            "context_window": self.context_window,
-            "attention_window": self.attention_window,
-            "batch_subwords": self.batch_subwords,
-            "seed": self.seed,
-        }
+        document = {name: getattr(self, name) for name in RECORDED} | {"keep": self.keep.as_json()}
         if self.begin != "auto":
             document["begin"] = self.begin
         if self.specials:
@@ -196,6 +157,31 @@ class ExtractionOptions:
         if self.attention_window is not None:
             document["window_rule"] = ATTENTION_RULE
         return document
+
+
+def _conflicts(options: ExtractionOptions) -> Iterator[str]:
+    """Yield how options contradict each other."""
+    unit, context, keep, specials = options.unit, options.context, options.keep, options.specials
+    is_cls, has_window, attention = options.pooling == CLS, options.context_window is not None, options.attention_window
+    window, of_sentence = f"context window {options.context_window}", "unit sentence does not go with"
+    if has_window and attention is not None:
+        yield f"{window} and attention window {attention} exclude each other: give one of them"
+    if is_cls and unit != "sentence":
+        yield f"pooling cls is for unit sentence, not {unit}: choose another pooling or unit"
+    if unit == "sentence" and specials:
+        yield f"{of_sentence} specials: choose pooling cls for the vectors of [CLS]"
+    if unit == "sentence" and (keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None):
+        yield f"{of_sentence} a choice of words: leave out words, min_contexts and max_contexts"
+    if unit == "sentence" and has_window:
+        yield f"{of_sentence} a context window of words: leave it out"
+    if specials and has_window:
+        yield f"specials do not go with {window}, which is around a word: leave one out"
+    if specials and context != "sentence":
+        yield f"context {context} does not go with specials, which belong to no sentence of it: leave them out"
+    if is_cls and context != "sentence":
+        yield f"context {context} does not go with pooling cls: choose mean, first, last or max"
+    if options.is_blocks and options.max_length is not None:
+        yield f"context {context} does not go with a max length: give one of the two"
 
 
 def _sites(sites: str | Sequence[str], dtype: str) -> tuple[str, ...]:

@@ -175,10 +175,7 @@ class Plan:
             "partitions": self.metadata.n_partitions,
             "partition_rows": self.layout.partition_rows,
             "group_partitions": self.groups.size,
-            "dropped": [
-                {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
-                for drop in self.metadata.dropped
-            ],
+            "dropped": [{**vars(drop), "examples": list(drop.examples)} for drop in self.metadata.dropped],
             "first_sentences": self._first_sentences(),
             "advice": self.advice,
             **self.estimate.as_json(),

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, count, takewhile
 from math import isnan
 from typing import Any
 
@@ -278,9 +278,9 @@ def _blocks(sentences: Iterable[Sentence], encoder: Encoder, scope: Scope) -> It
 def _cut(block: Sequence[Sentence], encoder: Encoder) -> int:
     """Return where the last document of a block can be divided so that its subwords stay the same; 0 for nowhere."""
     document = block[-1].document
-    first = next(at for at, sentence in enumerate(block) if sentence.document is document)
     if document is None or document.ids is not None:
         return 0
+    first = len(block) - len(list(takewhile(lambda sentence: sentence.document is document, reversed(block))))
     text = "".join(sentence.text for sentence in block[first:])
     starts = [0, *accumulate(len(sentence.text) for sentence in block[first:-1])]
     places = [at for at in range(len(starts) - 1, 0, -1) if len(text) - starts[at] >= CUT_CHECK]

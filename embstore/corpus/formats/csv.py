@@ -60,19 +60,16 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
     number, width = 1, 0
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise lines.error(number, f"not CSV: {error}") from None
-        if row is None:
-            return
-        if row:
-            width = width or len(row)
-            if len(row) != width:
-                raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
-            yield number, row
-        number = reader.line_num + 1
+    try:
+        for row in reader:
+            if row:
+                width = width or len(row)
+                if len(row) != width:
+                    raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise lines.error(number, f"not CSV: {error}") from None
 
 
 CSV = Format("csv", (".csv", ".tsv"), read_csv, TABLE_OPTIONS)
