@@ -343,8 +343,8 @@ def _plan(
     step = max(1, len(ordered) // CHECK_SENTENCES)
     check = SelfCheck(ordered[step // 2 :: step][:CHECK_SENTENCES], min(content.longest, limit), layers, options)
     check.run(encoder, _recorded(store, encoder).get("batching"))
-    metadata = _metadata(corpus, encoder, options, layers, limit, content, index, dropped)
     reader = Reader(encoder, options, limit)
+    metadata = _metadata(corpus, reader, layers, content, index, dropped)
     cost = estimate(content, index, reader, metadata=metadata, store=store, calibrate=calibrate)
     return Plan(encoder, options, metadata, index, content, limit, cost, check)
 
@@ -380,16 +380,9 @@ def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
 
 
 def _metadata(
-    corpus: Corpus,
-    encoder: Encoder,
-    options: ExtractionOptions,
-    layers: tuple[int, ...],
-    limit: int,
-    content: Survey,
-    index: Index,
-    dropped: tuple[Dropped, ...],
+    corpus: Corpus, reader: Reader, layers: tuple[int, ...], content: Survey, index: Index, dropped: tuple[Dropped, ...]
 ) -> Metadata:
-    info, n_rows = encoder.info, len(index.type)
+    encoder, options, info, n_rows = reader.encoder, reader.options, reader.encoder.info, len(index.type)
     sizes = encoder.site_sizes(options.sites)
     n_layers = {site: len(layers) - (site != RESIDUAL and 0 in layers) for site in sizes}
     n_features = sum(n_layers[site] * size for site, size in sizes.items())
@@ -420,7 +413,7 @@ def _metadata(
         extraction={
             **options.as_json(),
             "tokenize": options.tokenize if encoder.reads_text else "words",
-            "max_length": limit + encoder.n_specials,
+            "max_length": reader.limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
             "group_partitions": group,

@@ -70,7 +70,7 @@ def _index_of(
     text = _text(content, sentences, encoder)
     contexts = None
     if cut is not None and len(sentences):
-        contexts, subwords = _contexts(cut, sentences, text.subword_indptr, sentence, first, subwords)
+        contexts, subwords = cut.contexts(sentences, text.subword_indptr, sentence, first, subwords)
     return Index.of(
         text=text,
         type=types,
@@ -135,40 +135,34 @@ class Cut:
         start, stop, owned = Column(parts()).values.reshape(-1, 3).T
         return cls(start, stop, owned, bounds, np.arange(content.n_sentences) if by_sentence else documents)
 
+    def contexts(
+        self, sentences: _Numbers, begins: _Numbers, sentence: _Numbers, first: NDArray[Any], sizes: NDArray[Any]
+    ) -> tuple[Contexts, NDArray[np.int16]]:
+        """Return the contexts that own rows, in subwords of the stored `sentences`, and the `sizes` of rows in them.
 
-def _contexts(
-    cut: Cut,
-    sentences: _Numbers,
-    begins: _Numbers,
-    sentence: _Numbers,
-    first: NDArray[np.int32],
-    sizes: NDArray[np.int16],
-) -> tuple[Contexts, NDArray[np.int16]]:
-    """Return the contexts that own rows, in subwords of the stored `sentences`, and the `sizes` of rows cut to them.
+        `begins`: int64 [stored sentences + 1], their subwords. `sentence`, `first`: of each row.
+        """
 
-    `begins`: int64 [stored sentences + 1], their subwords. `sentence`, `first`: of each row.
-    """
+        def first_subwords(some: slice) -> _Numbers:  # special ones go with the first or the last of the sentence
+            own = sentence[some]
+            return np.asarray(np.clip(begins[own] + first[some], 0, np.maximum(begins[own + 1] - 1, 0)))
 
-    def first_subwords(some: slice) -> _Numbers:  # special ones go with the first or the last of the sentence
-        own = sentence[some]
-        return np.asarray(np.clip(begins[own] + first[some], 0, np.maximum(begins[own + 1] - 1, 0)))
+        place = _by_block(len(sentence), first_subwords)
+        of_context = np.searchsorted(self.bounds, self.owned, "right") - 1
+        number = np.minimum(np.searchsorted(sentences, of_context), len(sentences) - 1)
+        stored = np.flatnonzero(sentences[number] == of_context)
+        shift = begins[number[stored]] - self.bounds[of_context[stored]]
+        first_row = np.searchsorted(place, self.owned[stored] + shift)
+        own = np.flatnonzero(np.diff(first_row, append=len(place)))
+        stored, shift = stored[own], shift[own]
+        start, stop = self.start[stored] + shift, self.stop[stored] + shift
+        contexts = Contexts(start, stop, np.append(first_row[own], len(place)))
 
-    place = _by_block(len(sentence), first_subwords)
-    of_context = np.searchsorted(cut.bounds, cut.owned, "right") - 1
-    number = np.minimum(np.searchsorted(sentences, of_context), len(sentences) - 1)
-    stored = np.flatnonzero(sentences[number] == of_context)
-    shift = begins[number[stored]] - cut.bounds[of_context[stored]]
-    first_row = np.searchsorted(place, cut.owned[stored] + shift)
-    own = np.flatnonzero(np.diff(first_row, append=len(place)))
-    stored, shift = stored[own], shift[own]
-    start, stop = cut.start[stored] + shift, cut.stop[stored] + shift
-    contexts = Contexts(start, stop, np.append(first_row[own], len(place)))
+        def cut_sizes(some: slice) -> NDArray[Any]:
+            ends = stop[contexts.of_rows(np.arange(some.start, some.stop))]
+            return np.asarray(np.minimum(sizes[some], ends - place[some]), np.int16)
 
-    def cut_sizes(some: slice) -> NDArray[Any]:
-        ends = stop[contexts.of_rows(np.arange(some.start, some.stop))]
-        return np.asarray(np.minimum(sizes[some], ends - place[some]), np.int16)
-
-    return contexts, _by_block(len(place), cut_sizes)
+        return contexts, _by_block(len(place), cut_sizes)
 
 
 def _chosen_rows(content: Survey, keep: Keep, cut: Cut | None, matching: NDArray[np.bool_] | None) -> _Numbers | None:
