@@ -23,7 +23,7 @@ ATTENTION_RULE = (
     "at every layer a word attends to the words at most attention_window words away and to the special subwords, "
     "these only to each other"
 )
-RECORDED = ("unit", "tokenize", "pooling", "keep", "max_length", "context_window", "attention_window")
+RECORDED: tuple[str, ...] = ("unit", "tokenize", "pooling", "keep", "max_length", "context_window", "attention_window")
 RECORDED += ("batch_subwords", "seed")
 Words = Annotated[int, Range(0, MAX_WINDOW, "words")]
 Subwords = Annotated[int, Range(1, MAX_SUBWORDS, "subwords")]
