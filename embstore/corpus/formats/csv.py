@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import DEFAULT_TEXT, read_rows
@@ -56,20 +57,25 @@ def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
 
 def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row that is not blank, with the number of its first line."""
+    lines = replace(lines, keeps_returns=True)  # those in quotes are text
     header = next(filter(str.strip, lines), "")
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
     number, width = 1, 0
-    try:
-        for row in reader:
-            if row:
-                width = width or len(row)
-                if len(row) != width:
-                    raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
-                yield number, row
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise lines.error(number, f"not CSV: {error}") from None
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
+            raise lines.error(number, f"not CSV: {reason}") from None
+        if row is None:
+            return
+        if row:
+            width = width or len(row)
+            if len(row) != width:
+                raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
+            yield number, row
+        number = reader.line_num + 1
 
 
 CSV = Format("csv", (".csv", ".tsv"), read_csv, TABLE_OPTIONS)
