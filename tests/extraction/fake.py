@@ -17,7 +17,7 @@ HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
 BITS = 7  # of a character in the id of its piece, which is the same in every process: 2 million ids
-CODES = {ord(each): 11 + at for at, each in enumerate("—–”“’‘…日本語éöü")}  # of characters that have more bits
+CODES = {ord(each): 11 + at for at, each in enumerate("—–”“’‘…日本語éöüßïäèàêçñ")}  # of characters that have more bits
 
 
 class FakeEncoder(Encoder):
