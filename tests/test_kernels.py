@@ -513,6 +513,7 @@ def test_values_that_are_not_finite_are_refused(target: int, value: float) -> No
     np.testing.assert_allclose(sums.total, 1 / np.sqrt(40), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_the_extension_a_store_is_read_and_searched_alike(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr", sentences=40)
     code = (

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import embstore as es
-from embstore.analysis.neighbors.find import encode_word, mark_words
+from embstore.analysis.neighbors.find import encode_word, encoder_of, mark_words
 from embstore.analysis.neighbors.space import Space
 from embstore.corpus.sentence import Document, Span
 from embstore.errors import InvalidValueError, ModelError
@@ -137,7 +137,8 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
     assert es.neighbors(store, "the [bank] closed", k=1)["rank"].to_list() == [1]  # where it was before
 
 
-@pytest.mark.parametrize(("tokenize", "pooling"), [("text", "mean"), ("text", "first"), ("words", "max")])
+@pytest.mark.parametrize(("tokenize", "pooling"), [("text", "first"), ("text", "mean"), ("words", "max")])
+@pytest.mark.quick(2)
 def test_words_of_a_text_are_encoded_as_they_are_stored(tokenize: Any, pooling: Any, tmp_path: Path) -> None:
     text = '"No,"  she  said, ("never," and\nso on),\tdidn\'t she?"  No,"...'
     folder, trainer = tiny.save("gpt2", tmp_path / "m"), trainers.BpeTrainer(vocab_size=290, show_progress=False)
@@ -151,8 +152,9 @@ def test_words_of_a_text_are_encoded_as_they_are_stored(tokenize: Any, pooling: 
     assert (store.metadata.corpus["shared_subwords"] > 1) == (tokenize == "text")
     vectors = store.vectors(np.arange(store.n_rows))
     assert len(set(zip(*store.index.spans(np.arange(store.n_rows)), strict=True))) == store.n_rows > 12
+    encoder = encoder_of(store, folder)
     for row, marked in enumerate(mark_words(store, np.arange(store.n_rows))):
-        found = encode_word(store, marked, layers=store.layers, model=folder)
+        found = encode_word(store, marked, layers=store.layers, model=encoder)
         np.testing.assert_allclose(found, vectors[:, row], atol=1e-5)
 
 

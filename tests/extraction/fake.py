@@ -16,8 +16,8 @@ from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, 
 HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
-BITS = 10  # of a character in the id of its piece, which is the same in every process
-CODES = {ord(each): 1 + at for at, each in enumerate("—–”“’‘…日本語")}  # of characters that have more bits
+BITS = 7  # of a character in the id of its piece, which is the same in every process: 2 million ids
+CODES = {ord(each): 11 + at for at, each in enumerate("—–”“’‘…日本語éöüßïäèàêçñ")}  # of characters that have more bits
 
 
 class FakeEncoder(Encoder):
@@ -122,7 +122,7 @@ class FakeEncoder(Encoder):
 
 
 def piece_id(piece: str) -> int:
-    """The number of a piece of three characters; another one may have it, if they are beyond Latin and Greek."""
+    """The number of a piece of three characters; another one may have it, if they are beyond ASCII."""
     points = [CODES.get(ord(each), ord(each)) for each in piece[:3]]
     return sum(point % 2**BITS << BITS * at for at, point in enumerate(points))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import shutil
 import sys
 import traceback
@@ -54,7 +55,7 @@ WORDS = [*map(str, NUMBERS), *TEXTS, *PATHS, "tpu", "cuda:99", "first", "3-1", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the calls read; each of them is in a copy of it."""
+    """What the calls read; those of one test are in a copy of it."""
     folder = tmp_path_factory.mktemp("files")
     make_store(folder / "store.zarr", sentences=12)
     tiny.save("bert", folder / "model")
@@ -66,15 +67,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pool() -> dict[str, Any]:
-    """What fits the required arguments of public functions, by their names."""
-    store = es.open("store.zarr")
-    return {
-        "data": store, "store": store, "stores": ["store.zarr"], "path": "corpus.txt", "source": "corpus.txt",
-        "corpus": "corpus.txt", "model": es.load_encoder("random:4"), "out": "new", "word": "bank", "words": ("a", "b"),
-        "vectors": np.eye(2), "query": "bank", "label": "upos", "reducers": {}, "selection": store.select(layers=0),
-        "sentence": 0, "k": 2, "n_dimensions": 4, "frame": store.table(), "name": "x",
-    }  # fmt: skip
+def opened() -> es.Store:
+    return es.open("store.zarr")
+
+
+NUMBER = itertools.count()
+# What makes what fits the required arguments of public functions, by their names.
+POOL: dict[str, Callable[[], Any]] = {
+    **dict.fromkeys(("data", "store"), opened),
+    **dict.fromkeys(("path", "source", "corpus"), lambda: "corpus.txt"),
+    **dict.fromkeys(("word", "query"), lambda: "bank"),
+    "stores": lambda: ["store.zarr"], "model": lambda: es.load_encoder("random:4"), "out": lambda: f"new{next(NUMBER)}",
+    "words": lambda: ("a", "b"), "vectors": lambda: np.eye(2), "label": lambda: "upos", "reducers": dict,
+    "selection": lambda: opened().select(layers=0), "sentence": lambda: 0, "k": lambda: 2, "n_dimensions": lambda: 4,
+    "frame": lambda: opened().table(), "name": lambda: "x",
+}  # fmt: skip
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -99,19 +106,17 @@ NOT_CALLED = {"self", "args", "options", "progress", "kwargs", "changes"}
 def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     function, rng = functions()[name], np.random.default_rng(len(name))
     parameters = {key: each for key, each in inspect.signature(function).parameters.items() if key not in NOT_CALLED}
+    needed = {key for key, each in parameters.items() if each.default is inspect._empty}
+    monkeypatch.chdir(shutil.copytree(folder, tmp_path / "files", symlinks=True))
     wrong = []
-    for number, parameter in enumerate(parameters):
+    for parameter in parameters:
+        if not needed <= {*POOL, parameter}:
+            continue
         for value in rng.permutation(len(VALUES))[: campaign(len(VALUES), 4)].tolist():
-            work = tmp_path / f"{number}-{value}"
-            shutil.copytree(folder, work, symlinks=True)
-            monkeypatch.chdir(work)
-            needed = {key for key, each in parameters.items() if each.default is inspect._empty}
-            given = {key: item for key, item in pool().items() if key in needed} | {parameter: VALUES[value]}
-            if not needed <= set(given):
-                return  # it needs what is not in the pool
             try:
+                given = {key: POOL[key]() for key in needed - {parameter}}
                 with limited(), es.config(progress=False, device="cpu"):
-                    function(**given)
+                    function(**given, **{parameter: VALUES[value]})
             except EmbstoreError as error:
                 if "\n" in str(error):
                     wrong.append(f"{parameter}={VALUES[value]!r:.60}: {error}")

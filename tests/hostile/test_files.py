@@ -211,7 +211,7 @@ def test_a_file_with_a_defect(name: str, goods: Callable[[str], tuple[Path, obje
     places = tuple(place for place in PLACES if kind.is_checked or place not in UNBOUNDED)
 
     @given(defect=defects(kind, places=places))
-    @settings(max_examples=campaign(300, 5 if name == "model" else 12))
+    @settings(max_examples=campaign(300, 5))
     def campaign_of_kind(defect: Any) -> None:
         found = come_of(name, defect, good)
         assert found != "other" or not kind.is_checked or isinstance(defect, Document)

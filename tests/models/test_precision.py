@@ -32,7 +32,7 @@ def apart(vectors, expected):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("t5", "mamba") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [name if name == "t5" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 def test_every_dtype_and_batching(name, tmp_path, monkeypatch):
     """A batch is as near to the plain pass of float32 as the plain pass of its own dtype is."""

@@ -112,7 +112,7 @@ def test_any_damage_is_repaired_or_the_plan_is_unknown(tmp_path: Path, reference
     kind = Kind(lambda folder: whole.path, es.open)
 
     @given(defect=defects(kind, places=("nothing",)))
-    @settings(max_examples=campaign(200, 8))
+    @settings(max_examples=campaign(200, 4))
     def repaired(defect: Any) -> None:
         path = damaged(Path(mkdtemp(dir=tmp_path)), whole)
         defect.make(path, kind)

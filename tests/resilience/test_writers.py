@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import embstore as es
 from embstore.errors import StorageError, StoreBusyError
 from embstore.store import StoreWriter, create_store
 from embstore.store.collection import JoinedSource
+from embstore.store.storage.lock import StoreLock
 from tests.privileges import reachable_folder, without_privileges
 from tests.resilience.running import Running
 from tests.resilience.scene import (
@@ -99,8 +101,20 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
     assert_whole(path, whole)
 
 
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    if (child := os.fork()) == 0:
+        try:
+            StoreLock(tmp_path / "s.zarr").__enter__()
+        finally:
+            os.kill(os.getpid(), SIGKILL)
+    assert os.waitpid(child, 0)[1] == SIGKILL
+    (left,) = tmp_path.iterdir()
+    with StoreLock(tmp_path / "s.zarr") as lock:
+        assert lock.file == left
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
-@pytest.mark.quick(1)
 def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
@@ -115,6 +129,7 @@ def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suf
     assert_whole(path, reference(suffix))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", BACKENDS)
 def test_many_writers_at_once_make_one_store(tmp_path: Path, reference: Get, suffix: str) -> None:
     """A writer that is refused changes nothing, at whatever moment it comes."""

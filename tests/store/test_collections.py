@@ -409,6 +409,22 @@ def part(path: Path, number: int) -> Path:
     return path / f"appended/{number:04}.zarr"
 
 
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with three appended parts, and of an older list of them and that of another store."""
+    folder = tmp_path_factory.mktemp("grown")
+    path = extract(folder / "s.zarr", SENTENCES[:9]).path
+    extract(folder / "t.zarr", SENTENCES[30:34])
+    for first in (10, 14, 18):
+        extract(path, SENTENCES[first : first + 4], append=True)
+        extract(folder / "t.zarr", SENTENCES[first : first + 4], append=True)
+        if first == 10:
+            shutil.copy(path / LIST, folder / "older")
+    shutil.copy(folder / "t.zarr" / LIST, folder / "other")
+    (folder / "all.json").write_text('["s.zarr"]')
+    return folder
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -423,18 +439,13 @@ def part(path: Path, number: int) -> Path:
         (lambda path: shutil.copytree(part(path, 2), part(path, 1), dirs_exist_ok=True), r"1\.zarr is another store"),
     ],
 )
-def test_no_appended_rows_are_left_out_in_silence(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+@pytest.mark.quick(6)
+def test_no_appended_rows_are_left_out_in_silence(
+    tmp_path: Path, grown: Path, damage: Callable[[Path], object], said: str
+) -> None:
     """However the store is opened: by its path, or in a list, a glob or a file of a collection."""
-    path, plan = tmp_path / "s.zarr", plan_of(SENTENCES[:9], model=FakeEncoder())
-    es.extract(plan, path)
-    extract(tmp_path / "t.zarr", SENTENCES[30:34])
-    for first in (10, 14, 18):
-        extract(path, SENTENCES[first : first + 4], append=True)
-        extract(tmp_path / "t.zarr", SENTENCES[first : first + 4], append=True)
-        if first == 10:
-            shutil.copy(path / LIST, tmp_path / "older")
-    shutil.copy(tmp_path / "t.zarr" / LIST, tmp_path / "other")
-    (tmp_path / "all.json").write_text('["s.zarr"]')
+    shutil.copytree(grown, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "s.zarr"
     before, ways = all_files(path), (path, [path], str(tmp_path / "s*.zarr"), tmp_path / "all.json")
     assert {es.open(way).n_rows for way in ways} == {sum(len(each.words) for each in SENTENCES[:9] + SENTENCES[10:22])}
     damage(path)
@@ -443,7 +454,7 @@ def test_no_appended_rows_are_left_out_in_silence(tmp_path: Path, damage: Callab
             es.open(way)
         assert not es.verify(way).ok
     if "--repair" in said:
-        es.extract(plan, path, repair=True)
+        es.extract(plan_of(SENTENCES[:9], model=FakeEncoder()), path, repair=True)
         assert all_files(path) == before
 
 

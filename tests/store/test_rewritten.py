@@ -43,6 +43,7 @@ def write_again(path: Path, name: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shards", [(3, 512, 16), None])
+@pytest.mark.quick(2)
 def test_compressed_arrays_in_other_chunks(tmp_path: Path, dtype: str, shards: tuple[int, ...] | None) -> None:
     made = example(rows=3000, dtype=dtype, partition_rows=512)  # more partitions than are held at a time
     path = made.make(tmp_path / "s.zarr").path

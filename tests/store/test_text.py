@@ -183,6 +183,7 @@ def same_text(found: Text, expected: Text, unit: str = "subword") -> None:
 @UNITS
 @DRAWS
 @settings(max_examples=20)
+@pytest.mark.quick(2)
 def test_rows_are_spans_of_the_text(unit: str, draw: random.Random, in_contexts: bool) -> None:
     pieces = pieces_of(draw)
     rows = rows_of(draw, pieces, unit)
@@ -296,6 +297,7 @@ def test_the_page_reads_the_text_with_zarr_or_h5py_alone(suffix: str, has_docume
 @UNITS
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+@pytest.mark.quick(4)
 def test_a_collection_has_the_text_of_its_members(unit: str, suffix: str, tmp_path: Path) -> None:
     draw, base, members = random.Random(7), example(labels=False).metadata, []
     for number in range(3):
