@@ -27,6 +27,7 @@ from embstore.store.opening import part_path, write_list
 from embstore.store.source import FileSource
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
+from embstore.store.zarr.format import APPENDED, NODE
 
 
 def options_of(path: str | Path | ObjectPath) -> ExtractionOptions:
@@ -60,6 +61,9 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
     """
     store = _growing(path)
     assert isinstance(store.path, Path)
+    whole = store.path.parent.parent
+    if store.path.parent.name == APPENDED and exists(whole / NODE):
+        raise InvalidValueError(f"{store.path} was appended to {whole}: append to that store")
     require_same_options(plan.metadata, store.metadata, path=store.path)
     with StoreLock(store.path):
         store = _growing(path)  # another process may have appended

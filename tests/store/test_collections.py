@@ -746,6 +746,8 @@ def test_a_corpus_is_appended_once(tmp_path: Path) -> None:
     for again in (SENTENCES[:20], SENTENCES[20:40]):
         with pytest.warns(AppendedTwiceWarning, match="already, nothing is appended"):
             extract(path, again, append=True)
+    with pytest.raises(InvalidValueError, match=r"0001\.zarr was appended to .*store\.zarr: append to that store"):
+        extract(part(path, 1), SENTENCES[40:60], append=True)
     assert all_files(path) == before
 
 
