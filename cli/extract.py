@@ -20,7 +20,7 @@ from embstore_cli.output import counted, print_json
 KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
 KEEP = ("min_contexts", "seed")
 READING = ("words", "language", "normalize", "columns", "text")
-COMPUTING = ("unit", "tokenize", "begin", "max_length", "batch_subwords", "seed")
+COMPUTING = ("unit", "tokenize", "begin", "pack", "max_length", "batch_subwords", "seed")
 OTHERS = {"word_list": Path, "compute_dtype": str}
 SETTINGS = opt.Config(
     lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.corpus.Keep, es.open_corpus], *KEEP, *READING, *COMPUTING

@@ -25,6 +25,10 @@ ATTENTION_RULE = (
 )
 RECORDED: tuple[str, ...] = ("unit", "tokenize", "pooling", "keep", "max_length", "context_window", "attention_window")
 RECORDED += ("batch_subwords", "seed")
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformerlens": {"unit": "subword", "begin": "always", "context": "document"},
+    "saelens": {"unit": "subword", "begin": "always", "context": 512, "pack": "bos"},
+}
 Words = Annotated[int, Range(0, MAX_WINDOW, "words")]
 Subwords = Annotated[int, Range(1, MAX_SUBWORDS, "subwords")]
 
@@ -66,6 +70,9 @@ class ExtractionOptions:
         What the model is given at a time: a "sentence", a "document", or a number: blocks of at most this many
         subwords of a document, special ones included. A sentence or document that is longer than the limit is given
         in blocks too, and every word has the vector of one block; see docs/how-to/contexts.md.
+    pack : str or None
+        Documents follow each other in blocks of a number of subwords, as models are trained, with the token "eos" or
+        "bos" between them, which has no row. None: a block is of one document.
     min_left : int or None
         Blocks overlap so that a word has this many words before it in its block where the document has them, and
         after it too if the model is bidirectional. None: a quarter of a block overlaps, none of blocks of a number of
@@ -98,6 +105,7 @@ class ExtractionOptions:
     context_window: Words | None = None
     attention_window: Words | None = None
     context: str | int = "sentence"
+    pack: Literal["eos", "bos"] | None = None
     min_left: Words | None = None
     keep: Keep = field(default_factory=Keep)
     dtype: Literal["float16", "float32", "bfloat16", "int8"] = "float16"
@@ -121,6 +129,17 @@ class ExtractionOptions:
             )
         for conflict in _conflicts(self):
             raise InvalidValueError(conflict)
+
+    @classmethod
+    def like(cls, tool: Literal["transformerlens", "saelens"], **options: Any) -> ExtractionOptions:
+        """Return the options that give a decoder what another tool gives it, by that tool's defaults.
+
+        "transformerlens": each text whole, after BOS, a row a subword. "saelens": documents packed into contexts of
+        `context` subwords that begin with BOS, with BOS between them. `options`: others, or in place of these.
+        """
+        if tool not in PRESETS:
+            raise InvalidValueError(f"there is no preset {quoted(tool)}: choose {' or '.join(PRESETS)}")
+        return cls(**PRESETS[tool] | options)
 
     @property
     def is_blocks(self) -> bool:
@@ -148,6 +167,8 @@ class ExtractionOptions:
         document = {name: getattr(self, name) for name in RECORDED} | {"keep": self.keep.as_json()}
         if self.begin != "auto":
             document["begin"] = self.begin
+        if self.pack is not None:
+            document["pack"] = self.pack
         if self.specials:
             document["specials"] = True
         if self.context != "sentence" or self.min_left is not None:
@@ -180,6 +201,10 @@ def _conflicts(options: ExtractionOptions) -> Iterator[str]:
         yield f"context {context} does not go with specials, which belong to no sentence of it: leave them out"
     if is_cls and context != "sentence":
         yield f"context {context} does not go with pooling cls: choose mean, first, last or max"
+    if options.pack is not None and not options.is_blocks:
+        yield f"pack {options.pack} does not go with context {context}: give a number of subwords, such as context 512"
+    if options.pack is not None and (unit == "sentence" or has_window or attention is not None or options.min_left):
+        yield f"pack {options.pack} is for rows of words or subwords, without windows and min left: leave these out"
     if options.is_blocks and options.max_length is not None:
         yield f"context {context} does not go with a max length: give one of the two"
 

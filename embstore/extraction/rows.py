@@ -109,6 +109,11 @@ class Cut:
     def of(cls, content: Survey, options: ExtractionOptions, limit: int, overlap: Overlap) -> Cut | None:
         """Cut the contexts of a corpus; None if each is its sentence."""
         documents = content.documents.number.values
+        if options.pack is not None:
+            start = np.arange(0, content.n_subwords, limit)
+            bounds = _bounds(content["n_subwords"])
+            together = np.zeros(content.n_sentences, np.int64)  # all sentences are stored where one is
+            return cls(start, np.minimum(start + limit, content.n_subwords), start, bounds, together)
         by_sentence = options.context == "sentence" or documents[-1] == content.n_sentences - 1
         if by_sentence and not content.any_long:
             return None

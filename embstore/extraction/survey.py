@@ -302,16 +302,23 @@ def _survey_block(
         encoder.tokenize(block, scope=options.scope, by=options.tokenize), owned=options.pooling in ("first", "last")
     )
     content.n_shared += n_shared
+    content.documents.add([sentence.document for sentence in block])
+    separated = np.zeros(0, np.int64)
+    if options.pack is not None:
+        documents, n_before = content.documents.number.values, content.n_sentences
+        before = int(documents[n_before - 1]) if n_before else 0
+        split, separated = _with_separators(split, documents[n_before:], before, encoder.separator(options.pack))
     units = _Units.of(block, split, starts == stops, options.unit, limit)
     forms = _forms(block, units, split, encoder)
     _add_text(content, block, split, starts, stops, spans=options.unit == "subword")
-    content.documents.add([sentence.document for sentence in block])
     sizes, marks, lengths = units.stop - units.start, units.in_pair, np.diff(split.bounds)
     is_whole = np.array([options.unit == "sentence" or (has_pairs and PAIR in each.words) for each in block])
     content.columns["whole"].append(is_whole)
     empty = sizes <= 0
     long = (sizes > min(limit, MAX_POOLED)) | (is_whole[units.sentence] & (units.stop > limit))
     usable = ~empty & ~long & (~marks | options.specials)
+    if options.unit == "subword":
+        usable[separated] = False
     for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG)):
         _count_dropped(content, units, forms, mask, reason)
     content.any_long = content.any_long or bool((lengths[~is_whole] > limit).any())
@@ -341,6 +348,21 @@ def _survey_block(
     content.n_sentences += len(block)
     content.n_words += int(split.indptr[-1])
     content.n_subwords += len(split.ids)
+
+
+def _with_separators(split: Split, documents: _Numbers, before: int, separator: int) -> tuple[Split, _Numbers]:
+    """Put a subword of no word before each document but the corpus's first; also returns their numbers.
+
+    `documents`: of each sentence; `before`: of the sentence before.
+    """
+    begins = np.diff(documents, prepend=before) > 0
+    counts, own = np.cumsum(begins), split.bounds[:-1][begins]
+    shift = np.repeat(counts, np.diff(split.indptr))
+    start, stop = (np.insert(side, own, 0) for side in (split.start, split.stop))
+    ids, bounds = np.insert(split.ids, own, separator), split.bounds + np.append(0, counts)
+    first, last = split.first + shift, split.last + shift
+    packed = replace(split, ids=ids, bounds=bounds, first=first, last=last, start=start, stop=stop)
+    return packed, own + np.arange(len(own))
 
 
 def _placed(split: Split, *, owned: bool) -> tuple[Split, int]:

@@ -232,6 +232,10 @@ class Encoder(ABC):
         """Return whether the subwords of two neighbouring parts of a text are those of both together."""
         return True
 
+    def separator(self, name: str) -> int:
+        """Return the id of the token "eos" or "bos", which is put between packed documents."""
+        raise ModelError(f"{self.info.architecture} has no token {name} between documents: leave out pack")
+
     def pair_types(
         self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.store.places import place
-
-if TYPE_CHECKING:
-    from embstore.store.store import Store
 
 # A sink is 50 to 200 times longer than the median of its layer, other vectors at most 4 times.
 SINK_RATIO = 10.0
@@ -27,7 +24,7 @@ class Sinks(NamedTuple):
     layer: int
 
 
-def find_sinks(store: Store) -> Sinks | None:
+def find_sinks(store: Any) -> Sinks | None:
     """Return which positions of a context are sinks, None if none is.
 
     A position is a sink if, at a stored layer, the median length of its vectors in the first contexts of the store is
@@ -46,14 +43,14 @@ def find_sinks(store: Store) -> Sinks | None:
     return Sinks(sinks, float(medians.max()), store.layers[int(medians.max(0).argmax())]) if sinks else None
 
 
-def _lengths(store: Store, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _lengths(store: Any, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the median length of vectors, [layer], no less than a small positive number."""
     vectors = store.vectors(rows).astype(np.float64)
     medians: NDArray[np.float64] = np.median(np.linalg.norm(vectors, axis=-1), axis=1)
     return np.maximum(medians, np.finfo(np.float64).tiny)
 
 
-def rows_without_sinks(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_without_sinks(store: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return those of the rows that are no sinks."""
     sinks = find_sinks(store)
     return rows if sinks is None else rows[~np.isin(place(store.index, "context_position", rows), sinks.positions)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,42 @@ def test_each_context_begins_with_bos(name: str, context: Any, decoders: Any, tm
     assert (np.abs(store.select().vectors() - expected).max((1, 2)) / scale).max() < 2e-5
 
 
+@pytest.mark.parametrize("unit", ["subword", "word"])
+@pytest.mark.parametrize("name", NAMES)
+def test_documents_are_packed_as_sparse_autoencoders_are_trained(
+    name: str,
+    unit: Any,
+    decoders: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    folder, size = with_end(decoders(name)), 12
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    bos = tokenizer.bos_token_id if tokenizer.bos_token else tokenizer.eos_token_id
+    texts = [TEXT, "Short.", TEXT[30:], "A boat\nturned on the river"]
+    given = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    stream = [number for ids in given for number in [bos, *ids]][1:]
+    own = [not is_separator for ids in given for is_separator in [True, *(False for _ in ids)]][1:]
+    blocks = [[bos, *stream[at : at + size - 1]] for at in range(0, len(stream), size - 1)]
+    expected = plain_states(folder, blocks, 1)
+    options = es.ExtractionOptions.like("saelens", context=size, unit=unit, dtype="float32")
+    store = es.extract(
+        es.plan([es.corpus.Document(text) for text in texts], model=folder, options=options), tmp_path / "a.zarr"
+    )
+    index = store.index
+    assert index.text.ids.tolist() == stream
+    assert [index.text.document(*run) for run in pairwise(np.searchsorted(index.document, range(5)))] == texts
+    scale = np.maximum.accumulate(np.abs(expected).max((1, 2)))
+    if unit == "subword":
+        expected = expected[:, own]
+        assert store.table(columns=["token"])["token"].to_list() == [number for ids in given for number in ids]
+    else:  # of a word that is divided by a block the part that begins in it
+        start, stop = index.subword_spans(np.arange(store.n_rows))
+        stop = np.minimum(stop, (start // (size - 1) + 1) * (size - 1))
+        expected = np.stack([expected[:, a:b].mean(1) for a, b in zip(start, stop, strict=True)], 1)
+    assert (np.abs(store.select().vectors() - expected).max((1, 2)) / scale).max() < 2e-5
+    assert es.verify(store.path).ok
+
+
 def test_a_query_begins_as_the_store_does(decoders: Any, tmp_path: Path) -> None:  # noqa: F811
     folder = with_end(decoders("gpt2"))
     plan = es.plan([TEXT], model=folder, options=es.ExtractionOptions(begin="always", context="document"))
@@ -75,5 +112,11 @@ def test_what_cannot_begin_so_is_refused(decoders: Any, tmp_path: Path) -> None:
         es.plan([TEXT], model=es.load_encoder("random:4"), options=es.ExtractionOptions(begin="always"))
     with pytest.raises(ModelError, match="has no token that begins a text: leave out bos:"):
         es.load_encoder(f"bos:{decoders('bert')}")
+    with pytest.raises(ModelError, match="has no token eos between documents: leave out pack"):
+        es.plan([TEXT], model=decoders("bert"), options=es.ExtractionOptions(context=32, pack="eos"))
+    with pytest.raises(InvalidValueError, match="pack eos does not go with context document"):
+        es.ExtractionOptions(context="document", pack="eos")
+    with pytest.raises(InvalidValueError, match="there is no preset 'nnsight'"):
+        es.ExtractionOptions.like("nnsight")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="there is no model folder"):
         es.load_encoder(f"bos:{tmp_path}/none")

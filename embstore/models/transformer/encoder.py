@@ -117,6 +117,10 @@ class TransformerEncoder(BatchedEncoder):
     def cut_is_exact(self, left: str, right: str) -> bool:
         return self.tokenizer.cut_is_exact(left, right)
 
+    def separator(self, name: str) -> int:
+        number = self.tokenizer.ending(name)
+        return super().separator(name) if number is None else number
+
     def pair_types(
         self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:

@@ -157,6 +157,11 @@ class SubwordTokenizer:
         types[ragged_indices(first, last - first)] = np.tile(self.pair.middle_types, len(first))
         return types
 
+    def ending(self, name: str) -> int | None:
+        """Return the id of the token "bos" or "eos" that the model knows; a tokenizer without BOS begins with EOS."""
+        ids = [self._tokenizer.bos_token_id] * (name == "bos") + [self._tokenizer.eos_token_id]
+        return next((number for number in ids if number is not None and number < self.vocabulary), None)
+
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(int(index)))
