@@ -23,6 +23,7 @@ PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
 MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are stored
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
 GROUP_BATCHES = 2  # a group has rows for this many batches of one position a row, or more positions
+GROUP_CONTEXTS = 4  # a group has at least as many, since one that is of two groups is run twice
 GROUP_NBYTES = 2**31  # at most, since two groups are in memory at a time
 FEW_GROUPS = 4  # at least, as far as there are partitions: the last one is written while nothing else is left to do
 _Numbers = NDArray[np.int64]
@@ -57,14 +58,18 @@ class Groups:
         return self.layout.span(partitions[0])[0], self.layout.span(partitions[-1])[1]
 
 
-def group_partitions(n_partitions: int, *, partition_rows: int, partition_nbytes: int, batch_subwords: int) -> int:
-    """Choose the partitions of a group: enough rows to fill batches, as far as memory allows.
+def group_partitions(
+    n_partitions: int, *, partition_rows: int, partition_nbytes: int, batch_subwords: int, longest_context: int = 0
+) -> int:
+    """Choose the partitions of a group: enough rows to fill batches and for some contexts, as far as memory allows.
 
-    With all layers of a large model a partition has a few hundred rows, and a batch tens of thousands. `n_partitions`:
-    of one site; `partition_nbytes`: of all sites.
+    With all layers of a large model a partition has a few hundred rows, and a batch tens of thousands; a context may
+    have thousands. `n_partitions`: of one site; `partition_nbytes`: of all sites.
     """
-    wanted = -(-GROUP_BATCHES * batch_subwords // partition_rows)
-    return max(1, min(wanted, GROUP_NBYTES // partition_nbytes, n_partitions // FEW_GROUPS))
+    for_batches = -(-GROUP_BATCHES * batch_subwords // partition_rows)
+    for_contexts = -(-GROUP_CONTEXTS * longest_context // partition_rows)
+    wanted = max(min(for_batches, n_partitions // FEW_GROUPS), min(for_contexts, n_partitions))
+    return max(1, min(wanted, GROUP_NBYTES // partition_nbytes))
 
 
 @dataclass(frozen=True)

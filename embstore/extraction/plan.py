@@ -395,6 +395,7 @@ def _metadata(
         partition_rows=rows,
         partition_nbytes=rows * n_features * ITEM_NBYTES[options.dtype],
         batch_subwords=options.batch_subwords or 1,
+        longest_context=0 if index.contexts is None else content.longest,
     )
     return Metadata(
         n_rows=n_rows,

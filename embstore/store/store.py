@@ -226,7 +226,7 @@ class Store:
             One or several (-1 or "last" is the last one), all by default.
         sinks : bool
             False: without the first positions of contexts that are attention sinks, which a causal model gives vectors
-            ten to hundreds of times longer than all others. Which these are is measured in the first contexts.
+            several to hundreds of times longer than others. Which these are is measured in the first contexts.
 
         Raises
         ------
