@@ -21,56 +21,50 @@ DRAWN = ("document", "word")  # the units by which splits are drawn
 Numbers = NDArray[np.int64]
 
 
-class Drawn(NamedTuple):
-    """The units whose split was drawn: their `keys`, ascending, and the split of each, a place in SPLITS."""
+class Units(NamedTuple):
+    """The documents or words, by their keys, whose split was drawn: those of train and of dev."""
 
-    keys: Numbers
-    places: NDArray[np.int8]
+    train: Numbers
+    dev: Numbers
 
 
 class LabelledRows:
     """The labelled `rows` of a selection, ascending; of each its label, a place in `names`, and the split `places`.
 
-    `keys`: the document of each row, or its word where the split is by word: what is independent. A unit that `known`
-    knows keeps its split; where the split is drawn, others are of test, as train has not seen them.
+    `keys`: the document of each row, or its word where the split is by word: what is independent. `units`: those whose
+    split was drawn; where all were, any other is of test, as train has not seen it.
     """
 
     def __init__(
-        self, selection: Selection, label: str, split: str | Mapping[str, str], known: Drawn | None = None
+        self, selection: Selection, label: str, split: str | Mapping[str, str], units: Units | None = None
     ) -> None:
-        self.selection, self.drawn = selection, split in DRAWN
-        self.store, self._index = selection.store, selection.store.index
+        self.store, self._index, self.is_drawn = selection.store, selection.store.index, split in DRAWN
         self.rows, column = labelled(selection, label)
         self.is_field, self.names, self.codes = label in self._index.fields, list(column.names), column.codes[self.rows]
         self.keys = keys_of(self._index, self.rows, "word" if split == "word" else "document")
-        zeros = np.zeros(len(self.rows), np.int8)
-        self.places = zeros if self.drawn else given_split(self.store, self.rows, split)
-        if known is not None:
-            self._divide(known)
+        self.places = given_split(self.store, self.rows, split) if not self.is_drawn else np.zeros_like(self.codes)
+        if units is not None:
+            self._divide(units)
 
-    def _divide(self, known: Drawn) -> None:
-        at = np.minimum(np.searchsorted(known.keys, self.keys), max(len(known.keys) - 1, 0))
-        is_known = known.keys[at] == self.keys if len(known.keys) else np.zeros(len(at), bool)
-        found = known.places[at] if is_known.any() else self.places
-        found = np.where(is_known, found, SPLITS.index("test") if self.drawn else 0)
-        self.places = np.where(self.places == 0, found, self.places).astype(np.int8)
+    def _divide(self, units: Units) -> None:
+        if self.is_drawn:
+            self.places = np.where(np.isin(self.keys, units.train), 0, 2)
+        self.places = np.where((self.places != 1) & np.isin(self.keys, units.dev), 1, self.places)
 
-    def draw(self, shares: Mapping[str, float], seed: int) -> Drawn:
+    def draw(self, shares: Mapping[str, float], seed: int) -> Units:
         """Draw splits for the units of train rows, for each split a share of those that are left, and return them."""
-        units = np.unique(self.keys[self.places == 0])
-        places = np.zeros(len(units), np.int8)
+        drawn, left = {"dev": self.keys[:0]}, np.unique(self.keys[self.places == 0])
         for split, share in shares.items():
-            left = np.flatnonzero(places == 0)
             chosen = draw(len(left), share, seed)
             if not chosen.any() or chosen.all():
                 raise InvalidValueError(
                     f"a share of {share:g} of {len(left):,} documents or words leaves none for {split} or train: give "
                     "more of them, another share, or a column that says the split"
                 )
-            places[left[chosen]] = SPLITS.index(split)
-        drawn = Drawn(units, places) if shares else Drawn(units[:0], places[:0])
-        self._divide(drawn)
-        return drawn
+            drawn[split], left = left[chosen], left[~chosen]
+        units = Units(left, drawn["dev"])
+        self._divide(units)
+        return units
 
     def checked(self) -> tuple[tuple[str, ...], list[str]]:
         """Return the labels of train, and notes of what is left out or weak; refuses what tells nothing of the vectors.
@@ -94,7 +88,7 @@ class LabelledRows:
             shared = f"{n_shared:,} of {len(mine):,} {split} documents have train rows too"
             if n_shared and self.one_label:
                 raise InvalidValueError(f"{shared}, each with one label: give split 'document', or change the column")
-            if split == "test" and len(mine) == 1 and (self.one_label or self.drawn):
+            if split == "test" and len(mine) == 1 and (self.one_label or self.is_drawn):
                 raise InvalidValueError("test has 1 document or word only: give more of them, or a larger share")
             notes += [f"{what}: {shared}: they are not independent"] if n_shared else []
             if 0 < len(mine) < MIN_UNITS:

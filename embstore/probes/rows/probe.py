@@ -20,11 +20,10 @@ from embstore.probes.classes.bank import Output, ProbeBank, Shape
 from embstore.probes.classes.examples import StoredExamples
 from embstore.probes.classes.probe import FittedBank
 from embstore.probes.classes.scores import iter_logits
-from embstore.probes.classes.training import train_bank
+from embstore.probes.classes.training import mean_differences, train_bank
 from embstore.probes.control import CONTROL, ControlTask
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.rows.difference import mean_differences
-from embstore.probes.rows.examples import Drawn, LabelledRows
+from embstore.probes.rows.examples import LabelledRows, Units
 from embstore.probes.rows.scores import Scores
 from embstore.probes.splits import SPLITS, place_of, some
 from embstore.probes.training import Schedule
@@ -34,14 +33,14 @@ from embstore.store.layout import Layers, one_layer, resolve_layers
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedRows(FittedBank):
-    """What row probes have learned, the most frequent train label, and the units whose split was `drawn`.
+    """What row probes have learned, the most frequent train label, and the `units` whose split was drawn.
 
     `control_unit`: what control labels are drawn by.
     """
 
     majority: str
     control_unit: str
-    drawn: Drawn
+    units: Units
 
     @property
     def directions(self) -> ProbeBank:
@@ -65,11 +64,11 @@ class RowProbe(Probe[FittedRows]):
         es.neighbors(store, probe.direction(6), metric="ip", layers=6)
         probe.save("probe.safetensors")
 
-    The file has plain tensors. To add a direction to the residual stream (layer 6 is what block 5 returns)::
+    The file has plain tensors. To add a direction to the residual stream (layer 6 is what block 6 is given)::
 
         saved = safetensors.torch.load_file("probe.safetensors")  # directions, intercepts, layers
         direction = saved["directions"][saved["layers"].tolist().index(6), 0]
-        block.register_forward_hook(lambda block, given, made: (made[0] + 4 * direction, *made[1:]))
+        model.model.layers[6].register_forward_pre_hook(lambda block, given: (given[0] + 4 * direction, *given[1:]))
 
     Parameters
     ----------
@@ -131,10 +130,10 @@ class RowProbe(Probe[FittedRows]):
         """
         schedule, selection = self._schedule(), selected(data, layers_of(data, self.layers))
         rows = LabelledRows(selection, self.label, self.split)
-        shares = {"test": self.test_share} if rows.drawn else {}
+        shares = {"test": self.test_share} if rows.is_drawn else {}
         if self.kind == "linear" and schedule.patience and 1 not in rows.places:
             shares["dev"] = self.dev_share
-        drawn = rows.draw(shares, self._seeds[0])
+        units = rows.draw(shares, self._seeds[0])
         classes, notes = rows.checked()
         gold, unit = rows.gold(classes), rows.control_unit if self.control == "auto" else self.control
         counts = np.bincount(gold[rows.places == 0], minlength=len(classes))
@@ -158,7 +157,7 @@ class RowProbe(Probe[FittedRows]):
             control=control,
             control_unit=unit,
             majority=classes[int(counts.argmax())],
-            drawn=drawn,
+            units=units,
             store=made_by(rows.store),
             data=data,
             notes=(*notes, *self._capped_notes(rows.store.path.stem, trained.capped)),
@@ -196,11 +195,15 @@ class RowProbe(Probe[FittedRows]):
         words of a split by word, are what is independent. Of fewer than five there is none.
         """
         fitted, (selection, chosen) = self.fitted_, self._selected(data, layers)
-        rows = LabelledRows(selection, self.label, self.split, fitted.drawn)
+        rows = LabelledRows(selection, self.label, self.split, fitted.units)
         name = rows.store.path.stem if name is None else name
         notes = list(fitted.notes if data is None else self._changed_notes(name, data))
         found: list[Row] = [] if self.kind == "difference" else list(fitted.training_rows(chosen))
-        n, gold, bank = len(fitted.classes), rows.gold(fitted.classes), fitted.bank.at_layers(chosen, self._device)
+        n, gold, bank = (
+            len(fitted.classes),
+            rows.gold(fitted.classes),
+            fitted.bank.at_layers(chosen, self._schedule().device),
+        )
         control = None if fitted.control is None else rows.control(fitted.control, fitted.control_unit)
         wanted = [each for each in SPLITS[1:] if place_of(each) in rows.places] if splits is None else splits
         for split in wanted or SPLITS[2:]:
@@ -280,7 +283,7 @@ class RowProbe(Probe[FittedRows]):
     def _values(self, data: Store | Selection | None, layers: Layers) -> tuple[Selection, NDArray[np.float32]]:
         """Return the rows of data at some layers, and their values [layer, direction, n]."""
         selection, chosen = self._selected(data, layers)
-        bank = self.fitted_.directions.at_layers(chosen, self._device)
+        bank = self.fitted_.directions.at_layers(chosen, self._schedule().device)
         values = np.empty((len(chosen), bank.shape.n_probes, len(selection)), np.float32)
         for numbers, logits in iter_logits(bank, StoredExamples(selection.store, selection.rows)):
             values[..., numbers] = logits.cpu().numpy()
@@ -292,10 +295,6 @@ class RowProbe(Probe[FittedRows]):
         store = fitting_store(data, chosen, fitted.shape.width)
         return selected(store if data is None else data, chosen), chosen
 
-    @property
-    def _device(self) -> torch.device:
-        return self._schedule().device
-
     def _shape(self, layers: Sequence[int], classes: Sequence[str], width: int, *, has_control: bool) -> Shape:
         tasks = (self.label, CONTROL) if has_control else (self.label,)
         seeds = self._seeds[:1] if self.kind == "difference" else self._seeds
@@ -305,7 +304,7 @@ class RowProbe(Probe[FittedRows]):
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_
         plain = {"directions": self.directions_, "intercepts": self.intercepts_, "layers": fitted.shape.layers}
-        plain |= {f"drawn_{name}": value for name, value in fitted.drawn._asdict().items()}
+        plain |= {f"units_{name}": keys for name, keys in fitted.units._asdict().items()}
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in plain.items()}
         learned = {**fitted.saved(), "majority": fitted.majority, "control_unit": fitted.control_unit}
         return learned, tensors | fitted.trained.tensors(fitted.shape.sizes)
@@ -315,8 +314,6 @@ class RowProbe(Probe[FittedRows]):
     ) -> FittedRows:
         has_control = learned["control"] is not None
         shape = self._shape(learned["layers"], learned["classes"], learned["width"], has_control=has_control)
-        drawn = Drawn(tensors["drawn_keys"].numpy(), tensors["drawn_places"].numpy())
-        if drawn.keys.shape != drawn.places.shape or learned["majority"] not in learned["classes"]:
-            raise ValueError("what was learned does not fit")
         named: dict[str, Any] = {name: learned[name] for name in ("majority", "control_unit")}
-        return FittedRows(**FittedBank.restored(learned, tensors, shape), **named, drawn=drawn, store=store)
+        named["units"] = Units(*(tensors[f"units_{split}"].numpy() for split in Units._fields))
+        return FittedRows(**FittedBank.restored(learned, tensors, shape), **named, store=store)
