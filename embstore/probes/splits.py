@@ -1,4 +1,4 @@
-"""Train, dev and test: words that are listed or drawn, rows by a column or by conditions, and labelled rows."""
+"""Train, dev and test: words that are listed or drawn, and rows by a column or by conditions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.analysis.scan import labelled
 from embstore.arguments import Count, Share, checked
 from embstore.errors import InvalidValueError, quoted
-from embstore.store import Selection, Store
-from embstore.store.index import Labels
+from embstore.store import Store
 from embstore.store.metadata import canonical
 
 Words = Mapping[str, Iterable[str] | Mapping[str, int]]
 SPLITS = ("train", "dev", "test")
-
-
-def labelled(selection: Selection, label: str) -> tuple[NDArray[np.int64], Labels]:
-    """Return the selected rows that have a label, ascending, and the label column; raises InvalidValueError."""
-    store, columns = selection.store, selection.store.index.labels
-    if label not in columns:
-        known = ", ".join(columns) or "none"
-        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
-    rows = np.unique(selection.rows)
-    rows = rows[np.asarray(columns[label].codes[rows]) >= 0]
-    if not len(rows):
-        raise InvalidValueError(f"no selected occurrence of {store.path} is labelled in {label!r}")
-    return rows, columns[label]
 
 
 def place_of(split: str) -> int:

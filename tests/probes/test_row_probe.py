@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import embstore as es
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.intervals import exact
 from embstore.probes import RowProbe, Training, load
 from embstore.probes.rows.examples import LabelledRows
@@ -201,7 +201,11 @@ def test_splits_that_tell_nothing_are_refused(store: Store, tmp_path: Path) -> N
     with pytest.raises(InvalidValueError, match="this RowProbe is not fitted: call fit first"):
         _ = RowProbe(label="mood").directions_
     probe = RowProbe(label="mood", split="mixed", kind="difference").fit(store)
-    assert "60 of 60 test documents have train rows too: they are not independent" in " ".join(probe.fitted_.notes)
+    assert "60 of 60 test documents have train rows too, or the text" in " ".join(probe.fitted_.notes)
+    copied = RowProbe(label="mood", split="part", kind="difference").fit(
+        make(tmp_path / "c.zarr", by_document=1, copies=3)
+    )
+    assert "1 of 12 test documents have train rows too, or the text of a train" in " ".join(copied.fitted_.notes)
     with pytest.raises(InvalidValueError, match=r"no labelled row of .* is in dev: give other splits"):
         probe.score(splits=["dev"])
 
@@ -261,6 +265,23 @@ def test_intervals_are_over_documents() -> None:
     one_wrong = gold.copy().astype(np.int32)
     one_wrong[0] = (gold[0] + 1) % 3
     assert next(scores.f1(one_wrong[None]))["low"] is None, "one document has an error"
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    vectors, table = np.ones((1, 40, 3), np.float32), {"text": [f"text {n}" for n in range(40)], "y": ["a", "b"] * 20}
+    vectors[0, 7] = np.nan
+    store = write_rows(
+        tmp_path / "n.zarr",
+        vectors,
+        (4,),
+        type=np.zeros(40, np.int32),
+        sentence=np.arange(40),
+        position=np.zeros(40, np.int32),
+        words=Strings.of(["text"]),
+        text=Text.of_words([text.split() for text in table["text"]]),
+    ).with_labels("y", table["y"])
+    with pytest.raises(NonFiniteError, match="examples of layer 4 contain NaN or infinity"):
+        RowProbe(label="y", kind="difference", test_share=0.1, seeds=1).fit(store)
 
 
 def test_a_saved_direction_steers_a_model(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Space, StoreVectors, Vectors
-from embstore.analysis.scan import selected
+from embstore.analysis.scan import labelled, selected
 from embstore.analysis.words import distinct_texts
 from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError, check_whole
-from embstore.probes.splits import labelled
 from embstore.progress import Counter, reporting
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed

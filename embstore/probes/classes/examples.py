@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.analysis.scan import labelled
 from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError
 from embstore.probes.control import ControlTask
-from embstore.probes.splits import SPLITS, WordSplit, labelled
+from embstore.probes.splits import SPLITS, WordSplit
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import VALUE_DTYPE

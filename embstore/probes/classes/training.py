@@ -94,7 +94,7 @@ def train_bank(
     return trained
 
 
-def mean_differences(shape: Shape, data: LabelledExamples, n_classes: int, *, batch_size: int) -> Trained:
+def mean_differences(shape: Shape, data: LabelledExamples, n_classes: int, *, batch_size: int = 2048) -> Trained:
     """Return w_l = m_l - r_l and b_l = -w_l (m_l + r_l) / 2, of the means of each label and of the rest, in one pass.
 
     The outputs are `n_classes` labels, of which an example has one, and as many of a control task.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.analysis.scan import labelled
 from embstore.errors import InvalidValueError
 from embstore.intervals import MIN_UNITS
 from embstore.probes.classes.examples import LabelledExamples, StoredExamples
 from embstore.probes.control import ControlTask
-from embstore.probes.splits import SPLITS, draw, given_split, labelled, some
+from embstore.probes.splits import SPLITS, draw, given_split, some
 from embstore.store import Selection
 from embstore.store.index import Index
 
@@ -81,16 +83,21 @@ class LabelledRows:
                 f"{len(absent):,} labels of dev or test are not in train: {some(absent)}: leave them out, such as with "
                 "select(labels=...), or change the split"
             )
-        notes, known = [], np.unique(self.keys[train])
+        documents, notes = self._index.document_of(np.asarray(self._index.sentence[self.rows])), []
         for place, split in enumerate(SPLITS[1:], 1):
-            mine = np.unique(self.keys[self.places == place])
-            n_shared = len(np.intersect1d(mine, known))
-            shared = f"{n_shared:,} of {len(mine):,} {split} documents have train rows too"
-            if n_shared and self.one_label:
-                raise InvalidValueError(f"{shared}, each with one label: give split 'document', or change the column")
+            own = self.places == place
+            mine = np.unique(self.keys[own])
+            n_shared, n_equal = (len(np.intersect1d(of[own], of[train])) for of in (documents, self.keys))
+            if n_shared and self.one_label and not self.is_drawn:
+                raise InvalidValueError(
+                    f"{n_shared:,} of {len(mine):,} {split} documents have train rows too, each with one label: give "
+                    "split 'document', or change the column"
+                )
             if split == "test" and len(mine) == 1 and (self.one_label or self.is_drawn):
                 raise InvalidValueError("test has 1 document or word only: give more of them, or a larger share")
-            notes += [f"{what}: {shared}: they are not independent"] if n_shared else []
+            if n_equal:
+                why = "have train rows too, or the text of a train document: they are not independent"
+                notes.append(f"{what}: {n_equal:,} of {len(mine):,} {split} documents {why}")
             if 0 < len(mine) < MIN_UNITS:
                 notes.append(f"{what}: {split}: no intervals of {len(mine)} documents or words, less than {MIN_UNITS}")
         if n_out := int((self.places < 0).sum()):
@@ -101,7 +108,7 @@ class LabelledRows:
             notes.append(f"{what}: labels in less than {MIN_UNITS} train documents or words: {some(rare)}")
         return tuple(used if self.is_field else sorted(used)), notes
 
-    @property
+    @cached_property
     def one_label(self) -> bool:
         """Whether all rows of a document have one label."""
         pairs = np.unique(np.stack([self.keys, self.codes]), axis=1)

@@ -147,7 +147,7 @@ class RowProbe(Probe[FittedRows]):
         shape = self._shape(selection.layers, classes, rows.store.hidden_size, has_control=control is not None)
         train = rows.examples("train", labels, len(classes))
         if self.kind == "difference":
-            trained = mean_differences(shape, train, len(classes), batch_size=schedule.batch_size)
+            trained = mean_differences(shape, train, len(classes))
         else:
             dev = rows.examples("dev", labels, len(classes)) if schedule.patience else None
             trained = train_bank(shape, train, dev, schedule=schedule, progress=settings().progress)
