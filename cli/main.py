@@ -64,6 +64,7 @@ _PROBE = {
     "classes": ("probes.classes", "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
     "edges": ("edges.edges", "probe edges gum.zarr edge-probing/pos edge-probing/entities"),
     "mdl": ("edges.mdl", "probe mdl gum.zarr edge-probing/entities --control --plot bits.png"),
+    "rows": ("probes.rows", "probe rows reviews.zarr --label sentiment --split part --plot layers.png"),
     "structure": (
         "probes.structure",
         "probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu",

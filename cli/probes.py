@@ -1,4 +1,4 @@
-"""Commands that train class probes and structural probes."""
+"""Commands that train class probes, row probes and structural probes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CLASSES = opt.Config(
 STRUCTURE = opt.Config(lambda: [es.probes.Training, es.StructuralProbe], *TRAINING, "rank")
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 CLASS_METRICS = {"contexts_f1": "by contexts", "f1": "control", "selectivity": "selectivity"}
+ROW_METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1", "selectivity": "selectivity"}
 
 Seeds = Annotated[str, opt.option("LIST", "Seeds of the initial weights, such as 0 or 1,2,3.")]
 Control = Annotated[
@@ -85,6 +86,48 @@ def classes(
     if output.deliver(result.frame):
         title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
         print_table(_by_layer(summary), title=title)
+
+
+def rows(
+    store: opt.StorePath,
+    *,
+    label: Annotated[str, opt.option("COLUMN", "The label column, or field of documents.")],
+    split: Annotated[
+        str, opt.option("COLUMN", "A column of train, dev and test; or document or word, divided at random.")
+    ] = "document",
+    kind: Annotated[Literal["linear", "difference"], opt.option("KIND", "linear, or difference of means.")] = "linear",
+    layers: opt.Layers = "all",
+    save: Save = None,
+    output: Drawing,
+) -> None:
+    """Read any label of rows or documents from vectors, layer by layer.
+
+    Trains a linear probe of each label and layer, and scores accuracy and macro F1 on the test rows, next to the most
+    frequent label and a control task of random labels; 95 % intervals over documents. --save also writes the
+    directions, as plain tensors.
+    """
+    probe = es.probes.RowProbe(label=label, split=split, kind=kind, layers=opt.layers_of(layers))
+    save_files(save, [label])
+    result = probe.fit(es.open(store)).score()
+    if save is not None:
+        probe.save(save)
+    output.draw(lambda: es.plot.probe_scores(result.summary(), metric="accuracy"))
+    print_notes(result.notes)
+    if output.deliver(result.frame):
+        print_table(_of_rows(result.summary()), title=f"{kind} probes of {label}: test rows, 95 % intervals")
+
+
+def _of_rows(summary: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return a row for each layer, and one for the most frequent label."""
+    shown: dict[int | None, dict[str, Any]] = {}
+    for row in summary.sort("layer", nulls_last=True, maintain_order=True).to_dicts():
+        if row["split"] != "test" or row["item"]:
+            continue
+        name = ROW_METRICS.get(row["metric"], "accuracy") if row["task"] == summary["task"][0] else "control"
+        ends = "" if row["low"] is None else f" [{row['low']:.3f}, {row['high']:.3f}]"
+        layer = "most frequent label" if row["layer"] is None else str(row["layer"])
+        shown.setdefault(row["layer"], {"layer": layer})[name] = f"{row['value']:.3f}{ends}"
+    return list(shown.values())
 
 
 def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:

@@ -25,6 +25,7 @@ from embstore.errors import InvalidValueError, NonFiniteError, quoted
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.index import Labels
 from embstore.store.layout import Layers, one_layer
 
 Precision = Literal["float32", "float64"]
@@ -287,6 +288,19 @@ def selected(data: Store | Selection, layers: Layers = None) -> Selection:
     if not len(selection):
         raise InvalidValueError(f"no occurrence of {selection.store.path} is selected: choose other conditions")
     return selection
+
+
+def labelled(selection: Selection, label: str) -> tuple[NDArray[np.int64], Labels]:
+    """Return the selected rows that have a label, ascending, and the label column; raises InvalidValueError."""
+    store, columns = selection.store, selection.store.index.labels
+    if label not in columns:
+        known = ", ".join(columns) or "none"
+        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
+    rows = np.unique(selection.rows)
+    rows = rows[np.asarray(columns[label].codes[rows]) >= 0]
+    if not len(rows):
+        raise InvalidValueError(f"no selected occurrence of {store.path} is labelled in {label!r}")
+    return rows, columns[label]
 
 
 def layer_of(data: Store | Selection, layers: Layers) -> int:

@@ -77,7 +77,7 @@ def geometry_figure(
 
 
 def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None = None) -> Figure:
-    """Draw the score of class probes by layer, a line for each store, from `ProbeResult.summary()`.
+    """Draw the score of class or row probes by layer, a line for each store, from `ProbeResult.summary()`.
 
     The band is one standard deviation over the seeds; control tasks are dashed. `split`: by default test, if it exists.
     """
@@ -92,7 +92,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     for (store, task), part in scores.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         label, line = (str(store), "-") if task == scores["task"][0] else (f"{store}, {task}", "--")
         draw_line(axis, part, number=stores.index(store), label=label, linestyle=line)
-    title, layers = f"Class probes: {metric} by layer", scores["layer"].to_list()
+    title, layers = f"Probes: {metric} by layer", scores["layer"].to_list()
     style(axis, title=title, x="layer", y=f"{metric} ({chosen})", layers=layers)
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from .loading import load as load
 from .mdl import code_length as code_length
 from .result import ProbeResult as ProbeResult
 from .result import summary as summary
+from .rows.probe import RowProbe as RowProbe
 from .splits import WordSplit as WordSplit
 from .splits import split_words as split_words
 from .structure.probe import StructuralProbe as StructuralProbe

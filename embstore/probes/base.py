@@ -76,7 +76,7 @@ class Probe(ABC, Generic[F]):
     fitted_: F = field(init=False, repr=False)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name == "fitted_":
+        if name.endswith("_") and not name.startswith("_"):  # what is learned, as scikit-learn names it
             raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 

@@ -9,13 +9,14 @@ from embstore.arguments import checked
 from embstore.errors import SavedProbesError
 from embstore.probes.classes.probe import ClassProbe
 from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.rows.probe import RowProbe
 from embstore.probes.saved import read_tensors
 from embstore.probes.structure.probe import StructuralProbe
 from embstore.probes.training import Training
 
 
 @checked
-def load(path: str | Path) -> ClassProbe | EdgeProbe | StructuralProbe:
+def load(path: str | Path) -> ClassProbe | EdgeProbe | RowProbe | StructuralProbe:
     """Read fitted probes that were saved with their `save`, to score and predict on other stores.
 
     Raises SavedProbesError if there are none, SavedProbesError if they are damaged or of a newer version.
@@ -26,7 +27,7 @@ def load(path: str | Path) -> ClassProbe | EdgeProbe | StructuralProbe:
     try:
         document, tensors = read_tensors(file)
         kept = document["settings"]
-        kind = {each.name: each for each in (ClassProbe, EdgeProbe, StructuralProbe)}[document["probe"]]
+        kind = {each.name: each for each in (ClassProbe, EdgeProbe, RowProbe, StructuralProbe)}[document["probe"]]
         probe = kind(**{**kept, "training": Training(**kept["training"])})
         probe.fitted_ = probe._restored(document["fitted"], tensors, document["store"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

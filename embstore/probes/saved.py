@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -82,5 +83,5 @@ def is_saved(path: Path) -> bool:
 def _crc32c(tensors: Tensors) -> int:
     crc = 0
     for _, tensor in sorted(tensors.items()):
-        crc = crc32c(tensor.reshape(-1).view(torch.uint8).numpy(), crc)
+        crc = crc32c(tensor.reshape(-1).numpy().view(np.uint8), crc)
     return crc

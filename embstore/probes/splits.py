@@ -1,21 +1,69 @@
-"""Word splits: the words that class probes are trained, stopped and scored on. Splits are by word, not by context."""
+"""Train, dev and test: words that are listed or drawn, and rows by a column or by conditions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from embstore.analysis.scan import labelled
 from embstore.arguments import Count, Share, checked
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
+from embstore.store import Store
 from embstore.store.metadata import canonical
 
 Words = Mapping[str, Iterable[str] | Mapping[str, int]]
 SPLITS = ("train", "dev", "test")
+
+
+def place_of(split: str) -> int:
+    """Return the place of a split among SPLITS; raises InvalidValueError."""
+    if split not in SPLITS:
+        raise InvalidValueError(f"unknown split {quoted(split)}; allowed are {', '.join(SPLITS)}")
+    return SPLITS.index(split)
+
+
+def given_split(store: Store, rows: NDArray[np.int64], split: str | Mapping[str, str]) -> NDArray[np.int8]:
+    """Return the split of each row, a place in SPLITS or -1 for none.
+
+    `split`: a label column or field whose values are train, dev and test, or a condition in SQL for some of these.
+    Raises InvalidValueError, also for a row of two splits.
+    """
+    if isinstance(split, str):
+        own, column = labelled(store.select(rows=rows), split)
+        names = dict(enumerate(column.names))
+        used = np.unique(column.codes[own]).tolist()
+        if wrong := [names[code] for code in used if names[code] not in SPLITS]:
+            raise InvalidValueError(
+                f"the column {split!r} has the value {quoted(wrong[0])}: a split is train, dev or test; or give "
+                f'conditions, such as {{"dev": "{split} = {quoted(wrong[0])}"}}'
+            )
+        places = [SPLITS.index(names[code]) if code in used else -1 for code in names]
+        return np.array([*places, -1], np.int8)[column.codes[rows]]
+    parts = np.full(len(rows), -1, np.int8)
+    for name, condition in split.items():
+        place, found = place_of(name), np.isin(rows, store.select(rows=rows, where=condition).rows)
+        if n_both := int((found & (parts >= 0)).sum()):
+            raise InvalidValueError(f"{n_both:,} rows are in two splits by these conditions: change that of {name}")
+        parts[found] = place
+    return parts
+
+
+def some(names: Sequence[str]) -> str:
+    """Write the first of some names."""
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def draw(count: int, share: float, seed: int) -> NDArray[np.bool_]:
+    """Return which of `count` sorted units are drawn: a share of them, by the seed alone."""
+    drawn = np.zeros(count, bool)
+    drawn[np.random.default_rng(seed).permutation(count)[: round(share * count)]] = True
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -41,10 +89,13 @@ class WordSplit:
 
     def of(self, split: str) -> Mapping[str, tuple[str, ...]]:
         """Return the words of a split with their classes."""
-        if split not in SPLITS:
-            raise InvalidValueError(f"unknown split {split!r}; allowed are {', '.join(SPLITS)}")
-        words: Mapping[str, tuple[str, ...]] = getattr(self, split)
+        words: Mapping[str, tuple[str, ...]] = getattr(self, SPLITS[place_of(split)])
         return words
+
+    def places(self, forms: Iterable[str]) -> NDArray[np.int8]:
+        """Return the split of each form, a place in SPLITS or -1 for none."""
+        found = {word: place for place, split in enumerate(SPLITS) for word in self.of(split)}
+        return np.array([found.get(form, -1) for form in forms], np.int8)
 
     @property
     def sha256(self) -> str:
@@ -91,13 +142,9 @@ def split_words(
             f"a share of {dev_share:g} of {len(words):,} train words leaves no train words or no dev words: give more "
             "words or another dev_share"
         )
-    forms = sorted(words)
-    drawn = {forms[number] for number in np.random.default_rng(seed).permutation(len(forms))[:n_dev].tolist()}
-    return WordSplit(
-        {word: classes for word, classes in words.items() if word not in drawn},
-        {word: classes for word, classes in words.items() if word in drawn},
-        tested,
-    )
+    is_dev = dict(zip(sorted(words), draw(len(words), dev_share, seed).tolist(), strict=True))
+    first, second = ({word: own for word, own in words.items() if is_dev[word] == part} for part in (False, True))
+    return WordSplit(first, second, tested)
 
 
 def _sorted(words: Words) -> dict[str, tuple[str, ...]]:

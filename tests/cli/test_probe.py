@@ -83,6 +83,21 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
     assert of_kind == [row | {"task": "kind"} for row in of_class] != []
 
 
+def test_rows_are_probed_by_any_label(folder: Work) -> None:
+    ask = ("probe", "rows", "made.zarr", "--label", "class")
+    ran = folder.run(*ask, "--kind", "difference", "--save", "rows", "--plot", "rows.svg")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "difference probes of class: test rows, 95 % intervals"
+    assert lines[1].split() == ["layer", "accuracy", "macro", "F1", "selectivity", "control"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "4", "most"]
+    assert {"Probes: accuracy by layer", "accuracy (test)"} <= svg_texts(folder / "rows.svg")
+    frame = es.probes.load(folder / "rows").score(es.open(folder / "made.zarr"), name="made").frame
+    printed = valid(folder.run(*ask, "--kind", "difference", "--json"), "probe_output")
+    assert pl.DataFrame(printed, schema=SCHEMA).equals(frame)
+    folder.refuses(" ".join((*ask, "--split", "kind")), "there is no label column 'kind': the store has class")
+
+
 @pytest.mark.slow
 def test_several_stores_seeds_and_figures(folder: Work) -> None:
     ran = folder.run(
@@ -91,7 +106,7 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     )  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
     assert "±" in ran.out
-    assert {"Class probes: f1 by layer", "layer", "f1 (test)"} <= svg_texts(folder / "layers.svg")
+    assert {"Probes: f1 by layer", "layer", "f1 (test)"} <= svg_texts(folder / "layers.svg")
     assert sorted(path.name for path in (folder / "banks").iterdir()) == ["made", "other"]
     alone = settings(level="type", patience=0, epochs=2)
     printed = valid(folder.run("probe", "classes", "made.zarr", *WORDS, "--json", *alone), "probe_output")

@@ -62,6 +62,7 @@ def write_rows(
         model={"name": model, "architecture": "none"},
         corpus={"name": "none", "sha256": "0" * 64},
         extraction={"unit": unit, "pooling": "mean"},
+        fields={name: own.kind for name, own in index.fields.items()},
     )
     create_store(path, metadata=metadata, index=index, center=center)
     with StoreWriter(path) as writer:

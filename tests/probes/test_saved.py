@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from embstore.errors import InvalidValueError, SavedProbesError
-from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, load, require_free, split_words
+from embstore.probes import ClassProbe, EdgeProbe, RowProbe, StructuralProbe, Training, load, require_free, split_words
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
 from tests.json_schemas import validator_of
@@ -53,11 +53,15 @@ def fitted(stores: Any, kind: str, settings: dict[str, Any]) -> tuple[Any, Score
     if kind == "edge":
         probe = EdgeProbe(**settings).fit(edges.store, edges.splits["train"], edges.splits["dev"], name="colors")
         return probe, lambda probe: probe.score(edges.splits["test"], data=edges.store, resamples=9)
+    if kind == "row":
+        rows = RowProbe(label="class", **settings).fit(classes.store)
+        return rows, lambda probe: probe.score(classes.store, splits=("train", "test"))
     made = StructuralProbe(rank=2, **settings).fit(trees.store, trees.trees[:12], trees.trees[12:18])
     return made, lambda probe: probe.score(trees.trees[18:], data=trees.store)
 
 
 CASES = [("class", each) for each in CLASS] + [("edge", each) for each in EDGE] + [("structural", {})]
+CASES += [("row", {}), ("row", {"kind": "difference", "control": "none"}), ("row", {"split": "word", "seeds": (2, 0)})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES)

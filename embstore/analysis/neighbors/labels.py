@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Space, StoreVectors, Vectors
-from embstore.analysis.scan import selected
+from embstore.analysis.scan import labelled, selected
 from embstore.analysis.words import distinct_texts
 from embstore.arguments import Positive, checked
 from embstore.config import settings
@@ -270,26 +270,17 @@ def _task_of(
     capped: bool,
 ) -> Task:
     store, index = selection.store, selection.store.index
-    for column in (label, *([] if word is None else [word])):
-        if column not in index.labels:
-            known = ", ".join(index.labels) or "none"
-            raise InvalidValueError(f"there is no label column {column!r}: the store has {known}")
-    codes = np.asarray(index.labels[label].codes)
-    names = index.words if word is None else index.labels[word].names
-    numbers = np.asarray(index.type if word is None else index.labels[word].codes)
-
-    def labelled(chosen: Selection) -> NDArray[np.int64]:
-        rows = np.unique(chosen.rows)
-        if not (codes[rows] >= 0).any():
-            raise InvalidValueError(f"no selected occurrence of {store.path} is labelled in {label!r}")
-        return rows[codes[rows] >= 0]
-
-    candidates = queries = labelled(selection)
+    queries, column = labelled(selection, label)
+    candidates, codes = queries, np.asarray(column.codes)
+    names, numbers = index.words, np.asarray(index.type)
+    if word is not None:
+        column = labelled(selection, word)[1]
+        names, numbers = column.names, np.asarray(column.codes)
     groups = np.full(store.n_rows, -1)
     if train is not None:
         if train.store.path != store.path:
             raise InvalidValueError(f"train occurrences are a selection of {store.path}: give store.select(...)")
-        candidates = labelled(train)
+        candidates, _ = labelled(train, label)
         if len(both := np.intersect1d(candidates, queries)):
             raise InvalidValueError(
                 f"{len(both):,} occurrences are in train and test, such as row {both[0]}: separate them"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.analysis.scan import labelled
 from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError
@@ -159,24 +160,15 @@ class ClassExamples:
         self.selection, self.split = selection, split
         self._of_types, self._max_contexts, self._seed = level == "type", max_contexts, seed
         self._index = selection.store.index
-        labels = self._index.labels
         listed = sorted({name for name_of in SPLITS for classes in split.of(name_of).values() for name in classes})
-        if label in labels:
-            self.names, codes = list(labels[label].names), np.asarray(labels[label].codes)
-        elif self._of_types and listed:
-            self.names, codes = ["", *listed], np.zeros(len(self._index.type), np.int32)
+        if self._of_types and listed and label not in self._index.labels:
+            self.names, self._rows = ["", *listed], np.unique(selection.rows)
+            self._codes = np.zeros(len(self._rows), np.int64)
         else:
-            known = ", ".join(labels) or "none"
-            raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
-        rows = np.unique(selection.rows)
-        self._rows = rows[codes[rows] >= 0]
-        self._codes = codes[self._rows].astype(np.int64)
+            self._rows, column = labelled(selection, label)
+            self.names, self._codes = list(column.names), column.codes[self._rows].astype(np.int64)
         self._types = np.asarray(self._index.type)[self._rows].astype(np.int64)
-        self._split_of_type = np.full(len(self._index.words), -1, np.int8)
-        for number, form in enumerate(self._index.words):
-            for place, name in enumerate(SPLITS):
-                if form in split.of(name):
-                    self._split_of_type[number] = place
+        self._split_of_type = split.places(self._index.words)
         self._groups = cache(self._grouped)
 
     def classes(self) -> tuple[list[str], list[str]]:

@@ -22,18 +22,17 @@ from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
+from embstore.probes.splits import SPLITS, Words, WordSplit, some, split_words
 from embstore.probes.training import Schedule, Trained
 from embstore.store import Selection, Store
 from embstore.store.layout import Layers, one_layer, resolve_layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FittedClasses(Fitted):
-    """What class probes have learned: those of a `shape`, the `words` they know and the control task, if any."""
+class FittedBank(Fitted):
+    """Probes of a `shape`, and the control task that some of them were trained on, if any."""
 
     shape: Shape
-    words: WordSplit
     control: ControlTask | None
 
     @property
@@ -45,6 +44,36 @@ class FittedClasses(Fitted):
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(output.name for output in self.shape.outputs))
+
+    def training_rows(self, layers: Sequence[int]) -> Iterator[Row]:
+        """Yield what the frame says of how the probes of some layers were trained."""
+        numbers = np.arange(len(self.trained.epochs)).reshape(self.shape.sizes)
+        tasks = dict.fromkeys(output.task for output in self.shape.outputs)
+        for layer, (place, seed) in product(layers, enumerate(self.shape.seeds)):
+            own = numbers[self.shape.layers.index(layer), place].reshape(len(tasks), -1)
+            for task, outputs in zip(tasks, own, strict=True):
+                yield from ({"layer": layer, "seed": seed, "task": task, **row} for row in self.trained.rows(outputs))
+
+    def saved(self) -> dict[str, Any]:
+        """Return what was learned besides the weights, as JSON values."""
+        control = None if self.control is None else self.control.as_json()
+        shape = {"layers": list(self.shape.layers), "width": self.shape.width}
+        return {**shape, "classes": list(self.classes), "control": control}
+
+    @staticmethod
+    def restored(learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], shape: Shape) -> dict[str, Any]:
+        """Return the fields of this class that `saved` and the tensors of `trained` describe."""
+        control = learned["control"]
+        control = None if control is None else ControlTask.from_json(control, len(learned["classes"]))
+        trained = Trained.of(tensors, shape.sizes, shape.tensor_shapes())
+        return {"trained": trained, "shape": shape, "control": control}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FittedClasses(FittedBank):
+    """What class probes have learned, and the `words` they know."""
+
+    words: WordSplit
 
 
 @checked
@@ -126,7 +155,7 @@ class ClassProbe(Probe[FittedClasses]):
         unseen = [] if "dev" not in parts else np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
         if unseen:
             what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
-            notes = (*notes, f"{what} epoch ({len(unseen):,}): {_some(unseen)}")
+            notes = (*notes, f"{what} epoch ({len(unseen):,}): {some(unseen)}")
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
         given = examples["train"], examples.get("dev")
         trained = train_bank(shape, *given, schedule=schedule, progress=settings().progress)
@@ -190,13 +219,8 @@ class ClassProbe(Probe[FittedClasses]):
         source, bank = self._source(words, data, layers, splits)
         if name is None:
             name = source.selection.store.path.stem
-        notes, rows = list(fitted.notes if data is None else self._changed_notes(name, data)), []
-        n_classes = len(fitted.classes)
-        numbers = np.arange(fitted.shape.sizes[0] * fitted.shape.n_probes).reshape(fitted.shape.sizes)
-        for layer, (place, seed) in product(bank.shape.layers, enumerate(bank.shape.seeds)):
-            own = numbers[fitted.shape.layers.index(layer), place]
-            for task, outputs in zip((self.label, CONTROL), own.reshape(-1, n_classes), strict=False):
-                rows += [{"layer": layer, "seed": seed, "task": task, **row} for row in fitted.trained.rows(outputs)]
+        notes = list(fitted.notes if data is None else self._changed_notes(name, data))
+        n_classes, rows = len(fitted.classes), list(fitted.training_rows(bank.shape.layers))
         for split in splits:
             part = source.of(split, fitted.classes)
             both = decide(bank, part)
@@ -253,7 +277,7 @@ class ClassProbe(Probe[FittedClasses]):
             if not fit:
                 advice = "give other words or another label column"
                 raise InvalidValueError(f"no class has two train words in {path}: {advice}")
-            note = f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {_some(unfit)}"
+            note = f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {some(unfit)}"
             return tuple(fit), (note,) if unfit else ()
         require_distinct("classes", self.classes)
         for each in self.classes:
@@ -282,33 +306,14 @@ class ClassProbe(Probe[FittedClasses]):
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_
-        learned = {
-            "layers": list(fitted.shape.layers),
-            "width": fitted.shape.width,
-            "classes": list(fitted.classes),
-            "words": fitted.words.as_json(),
-            "control": None if fitted.control is None else fitted.control.as_json(),
-        }
-        return learned, fitted.trained.tensors(fitted.shape.sizes)
+        return {**fitted.saved(), "words": fitted.words.as_json()}, fitted.trained.tensors(fitted.shape.sizes)
 
     def _restored(
         self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
     ) -> FittedClasses:
-        classes, control = learned["classes"], None
-        if learned["control"] is not None:
-            control = ControlTask.from_json(learned["control"], len(classes))
-        shape = self._shape(learned["layers"], classes, learned["width"])
-        return FittedClasses(
-            trained=Trained.of(tensors, shape.sizes, shape.tensor_shapes()),
-            shape=shape,
-            words=WordSplit.from_json(learned["words"]),
-            control=control,
-            store=store,
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        shape = self._shape(learned["layers"], learned["classes"], learned["width"])
+        words = WordSplit.from_json(learned["words"])
+        return FittedClasses(**FittedBank.restored(learned, tensors, shape), words=words, store=store)
 
 
 def _rows(tasks: Mapping[str, Decisions], shape: Shape, classes: tuple[str, ...]) -> Iterator[Row]:

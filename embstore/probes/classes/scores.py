@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
 from embstore.probes.classes.bank import ProbeBank, blocks_of, logits_of
-from embstore.probes.classes.examples import SplitExamples, iter_batches
+from embstore.probes.classes.examples import Examples, SplitExamples, iter_batches
 from embstore.probes.training import VERIFY
 
 
@@ -40,21 +40,28 @@ class Decisions:
 def decide(bank: ProbeBank, split: SplitExamples, *, batch_size: int = 2048) -> Decisions:
     """Return the decisions of all probes of a bank on the examples of a split, as counts of yes by group."""
     shape = bank.shape
-    device = next(iter(bank.weights.values())).device
     n_probes = len(shape.layers) * shape.n_probes
-    counts = torch.zeros(len(split.word), n_probes, dtype=torch.int32, device=device)
-    with torch.no_grad():
-        blocks, order = blocks_of(bank.weights, batch_size=batch_size), np.arange(len(split.examples))
-        batches = iter_batches(split.examples, order, shape.layers, batch_size=batch_size, device=device)
-        for numbers, columns in batches:
-            logits = logits_of(blocks, columns, shape.n_probes)
-            if not bool(torch.isfinite(logits.sum())):
-                wrong = int(torch.nonzero(~torch.isfinite(logits.flatten(1).sum(1)))[0])
-                raise NonFiniteError(f"examples of layer {shape.layers[wrong]} contain NaN or infinity: {VERIFY}")
-            yes = (logits > 0).view(n_probes, -1).t().to(torch.int32)
-            counts.index_add_(0, torch.from_numpy(split.group[numbers]).to(device), yes)
+    counts = torch.zeros(len(split.word), n_probes, dtype=torch.int32, device=next(iter(bank.weights.values())).device)
+    for numbers, logits in iter_logits(bank, split.examples, batch_size=batch_size):
+        yes = (logits > 0).view(n_probes, -1).t().to(torch.int32)
+        counts.index_add_(0, torch.from_numpy(split.group[numbers]).to(counts.device), yes)
     positives = counts.view(-1, *shape.sizes).cpu().numpy()
     return Decisions(positives, split.contexts, split.gold, split.word)
+
+
+def iter_logits(
+    bank: ProbeBank, examples: Examples, *, batch_size: int = 2048
+) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
+    """Yield the numbers of some examples and the logits of all probes, [layer, probe, n]; raises NonFiniteError."""
+    layers, device = bank.shape.layers, next(iter(bank.weights.values())).device
+    with torch.no_grad():
+        blocks, order = blocks_of(bank.weights, batch_size=batch_size), np.arange(len(examples))
+        for numbers, columns in iter_batches(examples, order, layers, batch_size=batch_size, device=device):
+            logits = logits_of(blocks, columns, bank.shape.n_probes)
+            if not bool(torch.isfinite(logits.sum())):
+                wrong = int(torch.nonzero(~torch.isfinite(logits.flatten(1).sum(1)))[0])
+                raise NonFiniteError(f"examples of layer {layers[wrong]} contain NaN or infinity: {VERIFY}")
+            yield numbers, logits
 
 
 def verdicts(

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.errors import NonFiniteError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
-from embstore.probes.training import Schedule, Trained, Trainer, fitting, train
+from embstore.probes.training import VERIFY, Schedule, Trained, Trainer, fitting, train
 from embstore.progress import Progress
 
 COPIES = 5  # of a probe's weights: its own, two of Adam, those of its best epoch, and the better ones of an epoch
+NEVER = -1e30  # the bias of a label that no example has
 LEAST_SCALE = 1e-2  # of the median: features that hardly vary are not blown up
 
 
@@ -90,6 +92,29 @@ def train_bank(
         first = trained.weights["weight" if shape.kind == "linear" else "hidden"]
         standard.fold(first.view(n_layers, -1, first.shape[-1]))
     return trained
+
+
+def mean_differences(shape: Shape, data: LabelledExamples, n_classes: int, *, batch_size: int = 2048) -> Trained:
+    """Return w_l = m_l - r_l and b_l = -w_l (m_l + r_l) / 2, of the means of each label and of the rest, in one pass.
+
+    The outputs are `n_classes` labels, of which an example has one, and as many of a control task.
+    """
+    sums = torch.zeros(len(shape.layers), len(shape.outputs), shape.width + 1, dtype=torch.float64)
+    table, order = torch.from_numpy(data.targets).double(), np.arange(len(data))
+    batches = iter_batches(data.examples, order, shape.layers, batch_size=batch_size, device=sums.device)
+    for numbers, columns in batches:
+        sums += table[torch.from_numpy(data.group[numbers])].t() @ columns.double()
+    finite = torch.isfinite(sums.flatten(1).sum(1))
+    if not bool(finite.all()):
+        layer = shape.layers[int(torch.nonzero(~finite)[0])]
+        raise NonFiniteError(f"examples of layer {layer} contain NaN or infinity: {VERIFY}")
+    rest = sums[:, :n_classes].sum(1, keepdim=True) - sums
+    mean, other = (each[..., :-1] / each[..., -1:].clamp(min=1) for each in (sums, rest))
+    weight = torch.cat([mean - other, (other**2 - mean**2).sum(2, keepdim=True) / 2], 2)
+    weight[sums[..., -1] == 0] = torch.tensor([0.0] * shape.width + [NEVER], dtype=torch.float64)
+    count = len(shape.layers) * len(shape.outputs)
+    flat = {"weight": weight.flatten(0, 1).float()}
+    return Trained(flat, np.zeros(count, np.int64), np.full(count, np.nan), np.zeros(count, bool))
 
 
 class ClassTrainer(Trainer):
