@@ -38,6 +38,7 @@ CHATS = [
 @pytest.mark.parametrize("chat", range(len(CHATS)))
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", ["qwen", "llama"])
+@pytest.mark.quick(10)
 def test_chats_are_those_of_the_template(name, template, chat, data):
     """Also where both the template and the tokenizer begin a text with <s>: there is only one."""
     tokenizer = tokenizer_of(name, data)
