@@ -140,8 +140,9 @@ def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     assert report.html.count("Not computed: ") == 2
 
 
-def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path) -> None:
+def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One selected word a sentence: no sentence has two, as intra-sentence similarity needs."""
+    monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     rng, words = np.random.default_rng(0), [f"word{number}" for number in range(25)]
     rows = np.repeat(np.arange(25), 24)
     vectors = rng.normal(size=(25, 6))[rows] + 0.4 * rng.normal(size=(2, len(rows), 6))

@@ -118,7 +118,7 @@ def test_vectors_without_clusters_vary_as_those_of_the_word(tmp_path: Path, monk
 
 
 def test_layer_0_says_that_it_has_no_sentence(made: Made) -> None:
-    at_0, at_5 = (senses(made.store, "bank", layers=layer).caveats for layer in (0, 5))
+    at_0, at_5 = (senses(made.store, "bank", layers=layer, n_clusters=1).caveats for layer in (0, 5))
     assert at_0[0] == "layer 0 is the word and its position, without its sentence: clusters there are no senses"
     assert not any("position" in caveat for caveat in at_5)
 
@@ -264,7 +264,8 @@ def clusters_of(store: Store, **options: object) -> Clusters:
 
 
 @pytest.mark.quick(1)
-def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
+def test_a_map_has_each_occurrence_once_a_panel(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     for found, titles in (
         (clusters_of(store), ["by cluster"]),
         (clusters_of(store, label="class"), ["by cluster", "by label"]),
@@ -287,7 +288,7 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     listed = [("$ank", f"label{n % 11}" if n % 12 else None, rng.normal(size=4).tolist()) for n in range(60)]
     store = write_senses(tmp_path / "store.zarr", listed)
-    figure = es.plot.cluster_map(senses(store, "$ank", layers=2, label="class"))
+    figure = es.plot.cluster_map(senses(store, "$ank", layers=2, label="class", n_clusters=2))
     names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert len(names) == 9
     assert names[7].startswith("4 others")

@@ -205,6 +205,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("options", [{}, {"words": "spaces"}, {"split": "lines"}])
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
+@pytest.mark.quick(12)
 def test_pieces_of_a_document_are_its_text(number: int, options: dict[str, str], tmp_path: Path) -> None:
     text = HOSTILE[number]
     (tmp_path / "a.txt").write_bytes(text.encode())

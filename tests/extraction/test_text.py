@@ -72,7 +72,7 @@ def plain_rows(folder: Path, text: str, words: list[tuple[int, int]], block: int
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("smollm2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["novel", "python", "markdown"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_words_have_the_states_of_the_text(name: str, kind: str, data: Path, decoders: Any, tmp_path: Path) -> None:
     folder, text = decoders(name), kinds_of_text(data)[kind][: 1500 if name == "gpt2" else 5000]
     plan = plan_of([text], model=folder, context=BLOCK, dtype="float32")

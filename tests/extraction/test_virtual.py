@@ -405,6 +405,7 @@ def test_fingerprints_are_stored_before_shards_are_removed(
 
 
 @pytest.mark.parametrize("change", [None, last_bits])
+@pytest.mark.quick(1)
 def test_a_damaged_file_of_the_cache_is_computed_again(place: Path, model: Path, change: Any) -> None:
     """In a process that has not used it; whether its bits are those committed, or only near."""
     _, virtual = virtual_store(place, model)

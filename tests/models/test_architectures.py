@@ -1,4 +1,4 @@
-"""Every architecture against a plain script: batching, layers, pooling, spans, cuts; which cannot be used."""
+"""Every architecture against a plain script: batching, layers, pooling, spans, cuts, dtypes; which cannot be used."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder
+from embstore.models import batched, load_encoder
 from embstore.models.checkpoint import reason
-from embstore.models.encoder import Spans
+from embstore.models.encoder import Pooled, Spans
+from embstore.models.transformer.encoder import TransformerEncoder
 from tests.models import tiny
 from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
-from tests.models.tiny import ARCHITECTURES, SENTENCES, random_sentences, save
+from tests.models.tiny import ARCHITECTURES, DECODERS, SENTENCES, random_sentences, save
 
 # Their positions are biases of pairs.
 MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed", "mpnet": "packed"}
@@ -241,3 +243,71 @@ def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
     vectors = gather(passes, spans, 4, 48)
     for layer, name in enumerate(("x", "block0", "block1", "ln_f")):
         assert np.abs(vectors[layer] - expected[name].reshape(33, 48)).max() < 2e-6
+
+
+NAMES = [*ARCHITECTURES, *(name for name in DECODERS if name not in ("llama64", "falcon_h1"))]
+LAYERS = (0, 1, 2, 3)
+BOUND = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
+REFUSED = {  # in each dtype
+    "deberta_v2": {"packed"},
+    "xlnet": {"packed"},
+    "llama4": {"varlen", "packed"},  # its attention is in chunks
+    **{name: {"varlen", "packed"} for name in ("qwen3_next", "jamba", "recurrent_gemma")},  # they have states
+    **{name: {"packed"} for name in ("mamba", "mamba2", "rwkv")},
+}
+
+
+def apart(vectors, expected):
+    """Return how far each vector is from the expected one, in its length: [layer, vector]."""
+    return np.linalg.norm(vectors - expected, axis=2) / np.linalg.norm(expected, axis=2)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "t5" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_every_dtype_and_batching(name, tmp_path, monkeypatch):
+    """A batch is as near to the plain pass of float32 as the plain pass of its own dtype is."""
+    monkeypatch.setattr(TransformerEncoder, "choices_vary", True)  # as on a GPU, all batchings are tried
+    monkeypatch.setattr(batched, "fastest", lambda names, run: names[0])
+    exact = load_encoder(save(name, tmp_path))
+    tokenized = tokenize(exact, SENTENCES)
+    (spans, _), options = word_spans(tokenized), {"layers": LAYERS, "pooling": "mean"}
+    right = exact.plain_vectors(tokenized, spans, **options)
+    for dtype, bound in BOUND.items():
+        if name == "xlnet" and dtype != "float32":
+            with pytest.raises(ModelError, match=f"cannot be used: .*, in {dtype}: choose the compute dtype float32"):
+                load_encoder(tmp_path, compute_dtype=dtype)
+            continue
+        encoder = load_encoder(tmp_path, compute_dtype=dtype)
+        plain = encoder.plain_vectors(tokenized, spans, **options)
+        assert encoder.self_check(tokenized, **options) <= bound
+        assert set(encoder.refused) == REFUSED.get(name, set()), (dtype, encoder.refused)
+        for batching in set(encoder.candidate_batchings()) - set(encoder.refused):
+            encoder.use_batching(batching)
+            passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
+            vectors = gather(passes, spans, len(LAYERS), encoder.info.hidden_size)
+            assert apart(vectors, plain).max() <= bound, (dtype, batching)
+            assert apart(vectors, right).max() <= apart(plain, right).max() + bound, (dtype, batching)
+
+
+def test_what_a_difference_is_relative_to():
+    """Its own length, of a short vector that of others; one of a hundred may differ more where that is allowed."""
+    expected = np.ones((1, 100, 4), np.float32)
+    expected[0, 0], expected[0, 1] = 1e-6, 3000
+
+    def difference(rows, by, but=0.0, missing=0):
+        vectors = expected[:, missing:].copy()
+        vectors[0, rows] += np.float32(by)
+        pooled = Pooled(np.arange(missing, 100), torch.from_numpy(vectors))
+        return batched.largest_difference([pooled], {"residual": expected}, but)
+
+    assert difference([5], 0.5) == difference([1, 5], 0.5) == 0.5
+    assert difference([1], 3) == pytest.approx(1e-3)
+    assert difference([0], 1e-6) == pytest.approx(1e-5)
+    assert (difference([5], 0.5, but=0.01), difference([5, 6], 0.5, but=0.01)) == (0, 0.5)
+    assert difference([5], np.nan, but=0.01) == difference([5], 0, missing=1) == np.inf
+
+
+def test_vectors_of_a_mixture_in_half_precision_may_differ(tmp_path):
+    folders = [save(name, tmp_path / name) for name in ("mixtral", "bert")]
+    assert [load_encoder(folder, compute_dtype="float16").outliers for folder in folders] == [0.01, 0.0]

@@ -164,7 +164,7 @@ def leak(inputs):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("batching", BATCHINGS)
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 def test_a_massive_value_hides_no_wrong_vector(tmp_path, batching, dtype):
     """Of one inner layer, each vector is compared by its own length, not by the largest value of the layer."""
     encoder = massive(tmp_path, dtype)

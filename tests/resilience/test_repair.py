@@ -207,6 +207,7 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, suffix: str, kind: str, 
     ("version", "reason"), [(3, "newer than 2.*upgrade embstore"), (1, "extract its corpus again")]
 )
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(2)
 def test_a_store_of_another_format_is_left_alone(
     tmp_path: Path, suffix: str, version: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

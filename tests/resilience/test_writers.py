@@ -179,6 +179,7 @@ def test_a_read_only_folder(closed: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(2)
 def test_a_finished_store_in_a_read_only_folder(closed: Path, reference: Get, suffix: str, repair: bool) -> None:
     path = closed / f"store{suffix}"
     write_tree(reference(suffix).tree, path)
