@@ -28,9 +28,10 @@ MAX_LABEL = 12
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on standard output."""
+    """Print a value as JSON on standard output; NaN and infinite numbers, which JSON does not have, as null."""
     utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    text = json.dumps(value, ensure_ascii=not utf8, indent=2, default=str)
+    plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    text = json.dumps(plain, ensure_ascii=not utf8, indent=2)
     print(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

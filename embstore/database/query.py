@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from embstore.database.tables import Table
 
+BLOCK_ROWS = 2**13  # of a result at a time
 DATABASES = 4  # kept for the next query, each with the columns of its stores
 SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads nothing but the tables that it is given
     "enable_external_access": False,
@@ -49,6 +50,7 @@ _REFUSED = (
     "nextval pg_sleep setseed setval sleep_ms stats txid_current write_log"
 )
 REFUSED = frozenset(_REFUSED.split())
+MAX_NUMBER = 1e15  # of a vector that is searched for: squares of greater ones may be infinite in float32
 DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999, which Python's dates have
 # Types of DuckDB whose values a frame holds as they are, and those of which it does so within limits.
 _HELD = (
@@ -111,7 +113,7 @@ def sql(
                 f"{store.path} is not finished: resume its extraction, or let missing vectors be NULL (missing='null')"
             )
     for name in (*stores, *frames):
-        if not isinstance(name, str) or not name.isidentifier() or name.lower() in TABLES or name[:4] == "_es_":
+        if not isinstance(name, str) or not name.isidentifier() or name.lower() in TABLES or name[:4].lower() == "_es_":
             raise InvalidValueError(f"{quoted(name)} cannot be the name of a schema or table: use letters, digits, _")
     _require_distinct(frames, "names of tables", "rename one")
     with _lock:
@@ -172,13 +174,12 @@ class Database:
             f'select "column", label, count(*) as count from (unpivot (select {texts} from {schema}.occurrences) '
             'on columns(*) into name "column" value label) group by all'
         )
-        self._tables[schema.lower()] = Table(store.select(), columns, store.layers)
-        self.connection.register(f"_es_{schema}", self._tables[schema.lower()])
-        self.connection.register(f"_es_{schema}_sentences", Table(firsts, fields))
+        self._tables[schema.lower()] = Table(store.select(), columns, self._guarded, layers=store.layers)
+        self.connection.register(f"_es_{schema}_sentences", Table(firsts, fields, self._guarded))
         try:
             self.connection.execute(f"create schema if not exists {schema}")
+            self._register(schema.lower(), store.hidden_size)
             for view, text in {
-                "occurrences": f"select * from _es_{schema}",
                 "sentences": f"select * from _es_{schema}_sentences",
                 "types": f"select word, count(*) as count from {schema}.occurrences group by word",
                 "labels": labels,
@@ -193,16 +194,23 @@ class Database:
                 macro = f"create or replace macro {name}(what) as {call}-1), (what, layer) as {call}layer)"
                 self.connection.execute(macro)
 
+    def _register(self, schema: str, size: int) -> None:
+        """Make a table of occurrences known, its vectors as lists of a fixed size or of any (-1)."""
+        self._tables[schema].size = size
+        self.connection.register(f"_es_{schema}", self._tables[schema])
+        self.connection.execute(f"create or replace view {schema}.occurrences as select * from _es_{schema}")
+
     def answer(self, query: str, frames: Mapping[str, Any], model: str | Path | None) -> pl.DataFrame:
         """Answer a statement; see `sql`."""
         import polars as pl
+        from polars import selectors
 
         if "\0" in query:  # at which DuckDB ends a text of the syntax tree
             raise InvalidValueError("the query holds the character NUL: write chr(0)")
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
         self.connection.execute(f"set memory_limit = '{settings().nbytes}B'")
-        given = []
+        given, fixed = [], {}
         try:
             for name, frame in frames.items():
                 try:
@@ -219,23 +227,49 @@ class Database:
             if len(tree["statements"]) != 1:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
             _require_allowed(tree["statements"][0]["node"])
+            if any(_may_lack_rows(node) for node in nodes(tree["statements"][0]["node"])):
+                fixed = self._fixed(query)
+                for name in given:
+                    lists = pl.DataFrame(frames[name]).with_columns(selectors.array().arr.to_list())
+                    self.connection.register(name, lists.to_arrow())
+                for schema in self._tables:
+                    self._register(schema, -1)
             try:
                 rewrite(tree["statements"][0]["node"], self)
                 text = self._written(tree["statements"][0]["node"])
                 # one thread gives the functions of groups all groups at once
                 self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
-                return _held(self.connection.sql(text))
+                return self._held(text, fixed)
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
             try:
                 self._rows(f"explain {query}")  # whose errors have their places
-                return _held(self.connection.sql(query))
+                return self._held(query, fixed)
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:
             for name in [*given, *(f"_es_nearest{number}" for number in range(self._made))]:
                 self.connection.unregister(name)
+            for schema, table in self._tables.items():
+                if table.size < 0:
+                    self._register(schema, self.stores[schema].hidden_size)
+
+    def _fixed(self, query: str) -> dict[int, int]:
+        """The size of each column of a statement that is a list of a fixed size, by its place."""
+        try:
+            kinds = self.connection.sql(query).types
+        except self._error:
+            return {}
+        return {place: int(str(kind.children[1][1])) for place, kind in enumerate(kinds) if kind.id == "array"}
+
+    def _held(self, text: str, fixed: Mapping[int, int]) -> pl.DataFrame:
+        """The rows of a statement as a frame."""
+        import polars as pl
+
+        frame = _held(self.connection.sql(text), self._error)
+        columns: Any = {place: frame[:, place] for place in fixed}
+        return frame.with_columns(*(each.cast(pl.Array(each.dtype.inner, fixed[at])) for at, each in columns.items()))
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes the exception it raises, which DuckDB would report as a text."""
@@ -293,6 +327,8 @@ class Database:
         vector = np.asarray(query)
         if not store.finished or vector.shape != (store.hidden_size,) or vector.dtype.kind != "f":
             return None
+        if not (np.abs(vector) < MAX_NUMBER).all():  # NaN too
+            return None
         options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows), "device": "cpu"}
         hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
         name, self._made = f"_es_nearest{self._made}", self._made + 1
@@ -333,13 +369,20 @@ def _require_allowed(statement: Node) -> None:
             raise InvalidValueError(f"{name} is not allowed in a query: it does more than to read the tables given")
 
 
-def _held(relation: Any) -> pl.DataFrame:
+def _may_lack_rows(node: Node) -> bool:
+    """Whether a part has NULL where no row fits: there DuckDB 2.0.0 reads lists of a fixed size wrong."""
+    return node.get("join_type") in ("LEFT", "RIGHT", "FULL") or node.get("subquery_type") == "SCALAR"
+
+
+def _held(relation: Any, error_type: type[Exception]) -> pl.DataFrame:
     """The rows of a relation as a frame. Raises InvalidValueError for values that a frame would hold as others."""
     import polars as pl
+    import pyarrow as pa
 
     def is_held(kind: Any) -> bool:
         if kind.id == "map":
-            return all(part.id in HELD for _, part in kind.children)
+            (_, key), (_, value) = kind.children
+            return key.id in HELD - {"blob", "decimal"} and value.id in HELD  # as JSON has no such keys
         if kind.id in ("list", "array", "struct"):
             return all(name == "size" or is_held(part) for name, part in kind.children)
         return kind.id in HELD | LIMITED
@@ -348,7 +391,21 @@ def _held(relation: Any) -> pl.DataFrame:
     for name, kind in zip(relation.columns, relation.types, strict=True):
         if not is_held(kind):
             raise InvalidValueError(f"the column {quoted(name)} is {kind}, which a frame does not hold: {advice}")
-    frame = pl.DataFrame(relation.pl())
+    reader, blocks, nbytes = relation.to_arrow_reader(BLOCK_ROWS), [], 0
+    try:
+        for block in reader:
+            blocks.append(block)
+            nbytes += block.nbytes
+            if nbytes > settings().nbytes:
+                raise InvalidValueError(
+                    f"the result exceeds the memory of es.config ({settings().memory}): ask for less, or set it higher"
+                )
+    except OSError as error:  # what DuckDB says of an error after the first rows
+        raise error_type(str(error)) from None
+    names, table = relation.columns, pa.Table.from_batches(blocks, reader.schema)
+    if len({name.lower() for name in names}) < len(names):
+        names = relation.limit(0).pl().columns  # x_1 for the second x
+    frame = pl.DataFrame(table.rename_columns(names))
     for column in frame:
         parts = [column]
         while parts:

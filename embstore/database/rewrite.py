@@ -24,6 +24,11 @@ class Source(NamedTuple):
     schema: str
     table: Node
 
+    @property
+    def row(self) -> str:
+        """Its column of rows as SQL; a quote in the name, as it stands, would end the name."""
+        return '"' + self.name.replace('"', '""') + '".occurrence'
+
 
 def rewrite(statement: Node, engine: Any) -> None:
     """Change a statement in place, by a `Database`; one that names a table like one of ours is left alone."""
@@ -50,7 +55,7 @@ def _group(select: Node, engine: Any) -> None:
             found = _vectors(node["arguments"][0]["expression"], sources, engine)
             if found is not None:
                 source, handle = found
-                call = engine.parse(f'_es_{GROUPS[name]}(list("{source.name}".occurrence + {handle}))')
+                call = engine.parse(f"_es_{GROUPS[name]}(list({source.row} + {handle}))")
                 call["arguments"][0]["expression"]["filter"] = node["filter"]
                 call["alias"] = node["alias"]
                 node.clear()
@@ -83,7 +88,7 @@ def _search(select: Node, engine: Any) -> None:
         found = _vectors(vector, sources, engine)
         if found is not None and _vectors(query, sources, engine) is None:
             given = engine.column({**engine.empty, "select_list": [query]})
-            row = engine.parse(f'"{source.name}".occurrence')
+            row = engine.parse(source.row)
             rows = None
             if select["where_clause"] is not None:
                 rows = engine.column({**select, "select_list": [row], "modifiers": []})

@@ -24,19 +24,28 @@ SLOT_BITS = 40  # a handle is `slot << 40 | row`, where a slot is a layer of a s
 AGGREGATES = ("centroid", "selfsim")
 
 Rows = NDArray[np.int64]
+Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]  # see `Database._guarded`
 
 
 class Table(ds.Dataset):  # type: ignore[misc]
-    """Columns of `Selection.table`, and the vectors of layer l as `h<l>`, of which only what is asked for is read."""
+    """Columns of `Selection.table`, and the vectors of layer l as `h<l>`, of which only what is asked for is read.
+
+    `guarded` wraps what may raise. `size`: of vectors as lists of a fixed size; -1 for lists of any size.
+    """
 
     def __init__(
-        self, selection: Selection, columns: Sequence[str], layers: Sequence[int] = (), held: pa.Table | None = None
+        self,
+        selection: Selection,
+        columns: Sequence[str],
+        guarded: Guarded,
+        *,
+        layers: Sequence[int] = (),
+        held: pa.Table | None = None,
     ) -> None:
-        self._selection, self._columns, self._held = selection, list(columns), held
+        self._selection, self._columns, self._guarded, self._held = selection, list(columns), guarded, held
         self._layers = {f"h{layer}": layer for layer in layers}
-        vector = pa.list_(pa.float32(), selection.store.hidden_size)
-        index = self._part(selection.store.select(rows=[])) if held is None else held
-        self._schema = pa.schema([*index.schema, *(pa.field(name, vector) for name in self._layers)])
+        self.size = selection.store.hidden_size
+        self._index = (self._part(selection.store.select(rows=[])) if held is None else held).schema
 
     def nearest(self, rows: Rows) -> Table:
         """Return a table of a few of the rows of a whole store, ascending."""
@@ -44,16 +53,22 @@ class Table(ds.Dataset):  # type: ignore[misc]
         # DuckDB would read all values of a dictionary
         kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in part.schema]
         held = part.cast(pa.schema(zip(part.column_names, kinds, strict=True)))
-        return Table(self._selection.store.select(rows=rows), self._columns, list(self._layers.values()), held)
+        selection, layers = self._selection.store.select(rows=rows), list(self._layers.values())
+        found = Table(selection, self._columns, self._guarded, layers=layers, held=held)
+        found.size = self.size
+        return found
 
     @property
     def schema(self) -> pa.Schema:
-        return self._schema
+        vector = pa.list_(pa.float32(), self.size)
+        return pa.schema([*self._index, *(pa.field(name, vector) for name in self._layers)])
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **_: Any) -> ds.Scanner:
         """Return what reads some columns of the rows for which a condition of Arrow is true."""
-        schema = pa.schema([self._schema.field(name) for name in columns or self._schema.names])
-        return ds.Scanner.from_batches(self._batches(schema, filter), schema=schema)
+        own = self.schema
+        schema = pa.schema([own.field(name) for name in columns or own.names])
+        batches = self._guarded(partial(next, self._batches(schema, filter), None))
+        return ds.Scanner.from_batches(iter(batches, None), schema=schema)
 
     def _batches(self, schema: pa.Schema, condition: Any) -> Iterator[pa.RecordBatch]:
         count, layers = len(self._selection), [name for name in self._layers if name in schema.names]
@@ -64,7 +79,7 @@ class Table(ds.Dataset):  # type: ignore[misc]
             if condition is not None:
                 numbered = ds.dataset(part.append_column("_place", pa.array(np.arange(len(rows)))))
                 try:
-                    places = numbered.to_table(["_place"], filter=condition)[0]
+                    places = numbered.to_table(["_place"], filter=condition, use_threads=False)[0]
                     named = [name for name in part.column_names if name in schema.names] or part.column_names[:1]
                     part, rows = part.select(named).take(places), rows[places.to_numpy()]
                 except pa.ArrowInvalid:  # a condition on vectors, such as IS NOT NULL
@@ -74,7 +89,7 @@ class Table(ds.Dataset):  # type: ignore[misc]
                 block = part.slice(first, size)
                 for name in layers:
                     block = block.append_column(name, self._vectors(rows[first : first + size], name))
-                block = block if late is None else ds.dataset(block).to_table(filter=late)
+                block = block if late is None else ds.dataset(block).to_table(filter=late, use_threads=False)
                 yield from block.select(schema.names).cast(schema).combine_chunks().to_batches()
 
     def _read(self, rows: Rows) -> pa.Table:
@@ -95,7 +110,7 @@ class Table(ds.Dataset):  # type: ignore[misc]
         return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1], mask=mask)
 
 
-def register_functions(connection: Any, slots: Sequence[tuple[Store, int]], guarded: Callable[..., Any]) -> None:
+def register_functions(connection: Any, slots: Sequence[tuple[Store, int]], guarded: Guarded) -> None:
     """Make the functions on vectors known to a connection; `guarded` wraps those that may raise.
 
     Each function of groups is there twice: of handles, whose vectors are read in one pass, and of lists of numbers.

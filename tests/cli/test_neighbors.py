@@ -209,6 +209,8 @@ def test_sql_prints_and_writes_the_rows(work: Work) -> None:
     ran = work.run("sql", "store.zarr", "select * exclude (h0, h1) from occurrences a, types b")
     assert "more: --out FILE writes all" in ran.out
     assert work.run("sql", "store.zarr", "select 1 from types where count < 0").out == "no rows\n"
+    ran = work.run("sql", "store.zarr", "select 'nan'::double a, ['-inf'::float, 1.5] b, 1e300 c", "--json")
+    assert json.loads(ran.out, parse_constant=pytest.fail) == [{"a": None, "b": [None, 1.5], "c": 1e300}]
 
 
 def test_what_sql_refuses(work: Work) -> None:
@@ -225,3 +227,7 @@ def test_what_sql_refuses(work: Work) -> None:
     assert (ran.status, ran.out) == (2, "")
     assert "vectors.csv" in ran.err
     assert ran.err.count("\n") == 1
+    for value, name in (("'a'::blob", "x.csv"), ("['a'::blob]", "x.json"), ("map {1: 2}", "x.json")):
+        ran = work.run("sql", "store.zarr", f"select {value} a", "--out", name)
+        assert (ran.status, ran.out) == (2, "")
+        assert ran.err.startswith(f"embstore: {name} cannot hold the ")

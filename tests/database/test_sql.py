@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -19,7 +20,7 @@ from polars.testing import assert_frame_equal
 
 import embstore as es
 from embstore.database import query as database
-from embstore.errors import InvalidValueError, MissingRowsError
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
 from tests.store_making import Made, make_store
 
 WORD = "(select h5 from occurrences where occurrence = 2)"
@@ -35,6 +36,7 @@ NEAREST = [  # what the search answers; equal ones are in the order of their occ
     "select occurrence from occurrences where word = 'no such' order by cos(h5, vec(2, 5)) desc limit 3",
     f"select occurrence, cos(h5, {WORD}) s from occurrences order by s desc limit 6",
     "select occurrence, cos(h5, [1, 0, 0, 2, 0, 1]::double[]) s from occurrences order by s desc limit 6",
+    'select "a""b".occurrence from occurrences "a""b" order by cos("a""b".h5, vec(2, 5)) desc limit 7',
     "select n.word, s.text from (select * from occurrences order by cos(h5, vec(9, 5)) desc limit 4) n "
     "join sentences s using (sentence) order by n.occurrence",
     "select occurrence from occurrences order by cos(h5, (select centroid(h5) from occurrences where word = 'the')) "
@@ -77,6 +79,7 @@ GROUPED = [
     "select o.upos, centroid(o.h5) c from occurrences o join sentences s using (sentence) where s.sentence > 50 "
     "group by o.upos order by 1",
     "select word from occurrences group by word having selfsim(h5) > 0.1 order by word",
+    'select selfsim("a""b".h5) s from occurrences "a""b"',
 ]
 UNLIKE = [  # a name that means something else than it seems
     "select selfsim(h5) from (select h2 as h5, occurrence from occurrences)",
@@ -126,6 +129,88 @@ def test_a_changed_statement_has_the_same_answer(made: Made, query: str, searche
     assert_frame_equal(es.sql(made.store, query), expected, abs_tol=1e-12)
     assert len(expected) or "limit 0" in query
     assert not searches
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        """select occurrence from occurrences "occurrence"" + current_setting('threads')::int, ""z" """
+        "where position > 1 order by cos(h5, vec(2, 5)) desc limit 8",
+        """select selfsim(h5) s from occurrences "occurrence""))+length(current_setting('memory_limit')),f(g(""z" """,
+    ],
+)
+def test_a_quote_in_a_name_ends_no_name(made: Made, query: str) -> None:
+    """What follows it would be run, and has not been looked at."""
+    ordered = query.replace(" limit", ", occurrence limit")
+    assert_frame_equal(es.sql(made.store, query), alone(made.store, ordered), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("join", ["left join", "full join", "asof left join", "scalar"])
+def test_vectors_of_rows_without_a_match_are_null(made: Made, join: str) -> None:
+    """DuckDB 2.0.0 gives those of other rows, or an error."""
+    rows, vectors = np.arange(made.store.n_rows), made.vectors[1]
+    near = pl.DataFrame({"row": rows[::3], "v": pl.Series(vectors[::3].tolist(), dtype=pl.Array(pl.Float64, 6))})
+    for step in (1, 3, 50, 301):
+        source = f"occurrences a {join} occurrences b on a.occurrence = b.occurrence + {step} "
+        text = "select a.occurrence x, a.h2, b.h2 prior, ip(a.h2, b.h2) s, g.v"
+        if join == "scalar":
+            source = "occurrences a "
+            prior = f"(select h2 from occurrences b where a.occurrence = b.occurrence + {step})"
+            text = f"select occurrence x, h2, {prior} prior, ip(h2, {prior}) s, g.v"
+        source = source.replace("= b", ">= b") if "asof" in join else source
+        query = f"{text} from {source} left join near g on g.row = a.occurrence where a.occurrence >= 0 order by x"
+        frame = es.sql(made.store, query, near=near)
+        assert frame.schema["prior"] == frame.schema["h2"] == pl.Array(pl.Float32, 6)
+        assert frame.schema["v"] == pl.Array(pl.Float64, 6)
+        np.testing.assert_array_equal(frame["h2"].to_numpy(), vectors)
+        np.testing.assert_array_equal(frame["prior"].is_null(), rows < step)
+        np.testing.assert_array_equal(frame["prior"].drop_nulls().to_numpy(), vectors[:-step])
+        np.testing.assert_allclose(frame["s"].drop_nulls(), (vectors[step:] * vectors[:-step]).sum(1), atol=1e-5)
+        assert_frame_equal(frame.filter(pl.col("v").is_not_null()).select(row="x", v="v"), near)
+    assert es.sql(made.store, "select h2 from occurrences").schema["h2"] == pl.Array(pl.Float32, 6)
+
+
+@pytest.mark.parametrize("number", ["'nan'::double", "'inf'::double", "1e300", "-1e16"])
+def test_numbers_that_no_search_takes_are_left_to_duckdb(made: Made, number: str) -> None:
+    for score, order in (("cos", "desc"), ("ip", "desc"), ("l2", "asc")):
+        vector = f"[1, 0, 0, 2, 0, {number}]::double[]"
+        query = (
+            f"select occurrence, {score}(h5, {vector}) s from occurrences where occurrence % 7 <> 3 order by s {order}"
+        )
+        expected = alone(made.store, f"{query}, occurrence limit 9")
+        assert_frame_equal(es.sql(made.store, f"{query}, occurrence limit 9"), expected)
+        assert es.sql(made.store, f"{query} limit 9")["s"].to_list() == pytest.approx(
+            expected["s"].to_list(), nan_ok=True
+        )
+
+
+def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "gone.zarr").store
+    es.sql(store, "select 1")
+    shutil.rmtree(tmp_path / "gone.zarr")
+    with pytest.raises(StoreDamagedError, match=r"^\S+gone\.zarr was replaced or removed since it was opened: open it"):
+        es.sql(store, "select count(*) from occurrences where position > 0")
+
+
+def test_conditions_on_vectors_take_no_thread_of_arrow(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's threads wait for what is read here: with one of them, it would never come."""
+    from embstore.database import tables
+
+    threads: list[bool] = []
+
+    class Dataset:
+        def __init__(self, table: Any) -> None:
+            self._table = table
+
+        def to_table(self, *args: Any, use_threads: bool = True, **options: Any) -> Any:
+            threads.append(use_threads)
+            return made_by(self._table).to_table(*args, use_threads=use_threads, **options)
+
+    made_by = tables.ds.dataset
+    monkeypatch.setattr(tables.ds, "dataset", Dataset)
+    query = "select count(*) from occurrences where h5 is not null and position > 1"
+    assert es.sql(made.store, query).item() == sum(int(str(row["position"])) > 1 for row in made.table)
+    assert set(threads) == {False}
 
 
 def test_what_is_kept_between_statements_is_no_answer(made: Made) -> None:
@@ -185,7 +270,7 @@ def test_names_that_are_taken_or_one_in_sql_are_refused(made: Made) -> None:
         store = made.store.with_labels(label, ["x"] * made.store.n_rows)
         with pytest.raises(InvalidValueError, match=rf"'({other}' and '{label}|{label}' and '{other})' are one in SQL"):
             es.sql(store, "select count(*) from occurrences")
-    for name in ("occurrences", "_es_main"):
+    for name in ("occurrences", "_es_main", "_ES_main"):
         with pytest.raises(InvalidValueError, match=f"'{name}' cannot be the name"):
             es.sql(made.store, "select 1", **{name: pl.DataFrame({"a": [1]})})
     with pytest.raises(InvalidValueError, match="no store is given"):
@@ -331,6 +416,7 @@ def test_missing_rows(tmp_path: Path) -> None:
         ("select interval 3 months x", "the column 'x' is INTERVAL, which a frame does not hold: cast it"),
         ("select [{'a': interval 1 day}] x", "the column 'x' is STRUCT.*, which a frame does not hold"),
         ("select map {'a': '2020-01-01'::date} x", "the column 'x' is MAP.*, which a frame does not hold"),
+        ("select map {'a'::blob: 1} x", "the column 'x' is MAP.*, which a frame does not hold"),
         ("select union_value(k := 1) x", "the column 'x' is UNION"),
         ("select 340282366920938463463374607431768211455::uhugeint x", "the column 'x' is UHUGEINT"),
         ("select '24:00:00'::time x", "the column 'x' is TIME, which a frame does not hold"),
@@ -436,6 +522,15 @@ def test_what_exceeds_the_memory_is_refused_and_not_written(
         )
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+    query = "select range x, range x from range(10000000)"
+    with (
+        es.config(memory="32MiB"),
+        pytest.raises(InvalidValueError, match=r"exceeds the memory of es.config \(32MiB\)"),
+    ):
+        es.sql(made.store, query)
+    assert es.sql(made.store, f"{query} limit 3").rows() == [(0, 0), (1, 1), (2, 2)]
+    with pytest.raises(InvalidValueError, match=r"^the query cannot be run.*: Could not convert string 'x' to INT32$"):
+        es.sql(made.store, "select if(range = 9000000, 'x', '1')::int from range(10000000)")
 
 
 @pytest.mark.parametrize("value", [3, None, {"a": [1], "b": [1, 2]}, pl.DataFrame(), pl.DataFrame({"a": [1]}).lazy()])

@@ -261,6 +261,11 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
     if nested and path.suffix == ".csv":
         raise InvalidValueError(f"{path} cannot hold the lists of the column {nested[0]!r}: choose .parquet or .json")
+    others = [name for name, dtype in frame.schema.items() if re.search(r"Binary|Map\((?!String|Enum)", str(dtype))]
+    if others and path.suffix != ".parquet":
+        raise InvalidValueError(
+            f"{path} cannot hold the column {others[0]!r} ({frame[others[0]].dtype}): choose .parquet"
+        )
     with replacing_table(path) as partial:
         writers[path.suffix](partial)
 
