@@ -125,6 +125,8 @@ def open_corpus(
     if paths is None:
         return _open_items(source, _options(SENTENCES, TABLE_OPTIONS, given))
     files = _files(paths, format)
+    if len(set(files)) < len(files):
+        raise CorpusError(f"{max(files, key=files.count)} is given twice: name each file once")
     if format and format not in FORMATS:
         raise InvalidValueError(f"format: {quoted(format)} is not one of {', '.join(FORMATS)}")
     form = FORMATS[format] if format else common_format(files)

@@ -68,11 +68,15 @@ class Sentence:
     stop: int = -1
 
     def __post_init__(self) -> None:
-        if not self.text:
-            object.__setattr__(self, "text", " ".join(self.words))
-            object.__setattr__(self, "starts", [0, *accumulate(len(word) + 1 for word in self.words)][:-1])
-        if self.stop < 0:
-            object.__setattr__(self, "stop", len(self.text))
+        try:
+            if not self.text:
+                object.__setattr__(self, "text", " ".join(self.words))
+                object.__setattr__(self, "starts", [0, *accumulate(len(word) + 1 for word in self.words)][:-1])
+            if self.stop == -1:
+                object.__setattr__(self, "stop", len(self.text))
+        except TypeError:
+            check_sentence(self)  # which says what is no text
+            raise
 
     def __str__(self) -> str:
         return self.text[self.start : self.stop]
@@ -190,6 +194,7 @@ def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sente
     another kind or a sentence that breaks the rules of `Sentence`.
     """
     before: Document | None = None
+    end = 0  # of the sentence before, in the text of its document
     for number, item in enumerate(items):
         try:
             if isinstance(item, str | Document):
@@ -198,7 +203,8 @@ def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sente
                     raise InvalidValueError("no word in it")
                 yield from split(document)
             elif isinstance(item, Sentence):
-                yield _following(check_sentence(item), before)
+                sentence, end = _following(check_sentence(item), before, end)
+                yield sentence
             elif isinstance(item, Sequence):
                 check_words(item)
                 yield check_sentence(sentence_of_forms(item, {}))
@@ -209,21 +215,39 @@ def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sente
             raise CorpusError(f"sentence {number}: {error}") from None
 
 
-def _following(sentence: Sentence, before: Document | None) -> Sentence:
-    """Return a sentence after one of the document `before`, with a space between two that are made of words."""
+def _following(sentence: Sentence, before: Document | None, end: int) -> tuple[Sentence, int]:
+    """Return a sentence after one of the document `before` that ends at `end` of its text, and where it ends itself.
+
+    Two that are made of words have a space between them, unless the document has its own text, which they must fit.
+    """
     document, text = sentence.document, sentence.text
-    if document is None or document is not before:
-        if document is not None:
-            check_document(document)
-        return sentence
-    if document.text is not None or text != " ".join(sentence.words):
-        return sentence
-    return replace(sentence, text=f" {text}", starts=[at + 1 for at in sentence.starts], start=1, stop=len(text) + 1)
+    is_joined = text == " ".join(sentence.words)
+    if document is None:
+        return sentence, 0
+    if document is not before:
+        check_document(document)
+        end = 0
+    if document.text is not None:
+        start = document.text.find(text, end)
+        start = document.text.find(text) if start < 0 else start
+        if start < 0 or (end and is_joined and document.text[end:start].isspace()):
+            raise InvalidValueError(
+                f"its text {quoted(text)} is not what the text of its document has next, white space included: give "
+                "the sentence that text, or a Document without text"
+            )
+        return sentence, start + len(text)
+    if document is not before or not is_joined:
+        return sentence, 0
+    starts = [at + 1 for at in sentence.starts]
+    return replace(sentence, text=f" {text}", starts=starts, start=1, stop=len(text) + 1), 0
 
 
 def check_document(document: Document) -> Document:
     """Return a document that keeps the rules of `Document`. Raises InvalidValueError for one that does not."""
     check_type("document", document, Document, "a Document or None")
+    check_type("fields", document.fields, Mapping, "the facts about the text: {name: value}")
+    check_type("spans", document.spans, Sequence, "a list of Span")
+    check_type("ids", document.ids, (Sequence, type(None)), "a list of numbers")
     for name in document.fields:
         check_column_name(name)
     if document.text is None:
@@ -233,7 +257,10 @@ def check_document(document: Document) -> Document:
     check_type("text", document.text, str, "the text of the document")
     check_text(document.text)
     for span in document.spans:
-        if not 0 <= span.start <= span.stop <= len(document.text) or (span.start == span.stop and span.kind != "label"):
+        check_type("spans: member", span, Span, "a Span")
+        check_type("labels of a span", span.labels, Mapping, "{column: label}")
+        start, stop = _whole(span.start, span.stop)
+        if not 0 <= start <= stop <= len(document.text) or (start == stop and span.kind != "label"):
             raise InvalidValueError(
                 f"span of a {span.kind} [{span.start}, {span.stop}): it is not within the {len(document.text):,} "
                 "characters of the text"
@@ -243,7 +270,7 @@ def check_document(document: Document) -> Document:
         for column, label in span.labels.items():
             check_column_name(column)
             _check_label(column, label)
-    if any(not 0 <= number < 2**31 for number in document.ids or ()):
+    if not all(0 <= number < 2**31 for number in _whole(*document.ids or ())):
         raise InvalidValueError("ids: they are not all numbers of subwords, 0 or more")
     return document
 
@@ -276,10 +303,7 @@ def check_sentence(sentence: Sentence) -> Sentence:
     check_type("targets", sentence.targets, Sequence, "spans [start, stop) of words")
     end = 0
     for target in sentence.targets:
-        try:
-            start, stop = map(operator.index, target)
-        except (TypeError, ValueError):
-            start = stop = -1
+        start, stop = _whole(*target) if isinstance(target, Sequence) and len(target) == 2 else (-1, -1)
         if not end <= start < stop - 1 < len(words):
             raise InvalidValueError(
                 f"target {quoted(target)}: targets are spans [start, stop) of two or more of the "
@@ -293,17 +317,27 @@ def check_sentence(sentence: Sentence) -> Sentence:
 
 def _check_places(sentence: Sentence) -> None:
     """Raise InvalidValueError if the words of a sentence are not slices of its text, one after another."""
-    words, starts, text = sentence.words, sentence.starts, sentence.text
-    if len(starts) != len(words) or not all(map(text.startswith, words, starts)):
+    words, text = sentence.words, sentence.text
+    starts = _whole(*sentence.starts) if isinstance(sentence.starts, Iterable) else ()
+    if len(starts) != len(words) or min(starts) < 0 or not all(map(text.startswith, words, starts)):
         raise InvalidValueError(f"starts: they are not where the {len(words)} words begin in the text {quoted(text)}")
     stops = list(map(operator.add, starts, map(len, words)))
-    if starts[0] < 0 or not all(map(operator.le, stops, starts[1:])):
+    if not all(map(operator.le, stops, starts[1:])):
         raise InvalidValueError("starts: a word begins before the one before it has ended")
-    if not 0 <= sentence.start <= starts[0] or not stops[-1] <= sentence.stop <= len(text):
+    start, stop = _whole(sentence.start, sentence.stop)
+    if not 0 <= start <= starts[0] or not stops[-1] <= stop <= len(text):
         raise InvalidValueError(
             f"start {quoted(sentence.start)}, stop {quoted(sentence.stop)}: these characters of the text do not hold "
             "all of the words"
         )
+
+
+def _whole(*numbers: Any) -> tuple[int, ...]:
+    """Return whole numbers, -1 for what is none."""
+    try:
+        return tuple(map(operator.index, numbers))
+    except TypeError:
+        return (-1,) * len(numbers)
 
 
 def _check_label(column: str, label: object) -> None:

@@ -7,15 +7,17 @@ import os
 import threading
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 
 from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes
 from embstore.corpus.lines import read_word_list
-from embstore.corpus.sentence import Document
+from embstore.corpus.sentence import Document, Span
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 from tests.privileges import reachable_folder, without_privileges
 
@@ -151,6 +153,7 @@ def test_devices_are_refused_and_pipes_are_read_once(tmp_path: Path) -> None:
     writer.join()
 
 
+PLACE = Document("ab cd")
 BAD_SENTENCES: dict[str, tuple[Any, str]] = {
     "none": ([], "no sentence in it"),
     "no words": ([["a"], []], "sentence 1: no word in it"),
@@ -172,6 +175,22 @@ BAD_SENTENCES: dict[str, tuple[Any, str]] = {
     "spans without text": ([Document(ids=[1])], "sentence 0: a document with spans or ids and without the text"),
     "ids below 0": ([Document("a", ids=[-1])], "sentence 0: ids: they are not all numbers"),
     "NUL": ([["a\0"]], "sentence 0: text: a NUL character"),
+    "word a number in a sentence": ([partial(Sentence, ["a", 5])], "word 1 is 5"),
+    "words None": ([partial(Sentence, None)], "words None is not allowed"),
+    "text a number": ([partial(Sentence, ["a"], text=5)], "text 5 is not allowed"),
+    "starts of text": ([Sentence(["a"], text="a", starts=["0"])], "starts: they are not where"),  # type: ignore[list-item]
+    "starts None": ([Sentence(["a"], text="a", starts=None)], "starts: they are not where"),  # type: ignore[arg-type]
+    "start half": ([Sentence(["a"], text="a", starts=[0], start=0.5)], "start 0.5, stop 1"),  # type: ignore[arg-type]
+    "fields None": ([Document("a", None)], "fields None is not allowed"),  # type: ignore[arg-type]
+    "spans None": ([Document("a", spans=None)], "spans None is not allowed"),  # type: ignore[arg-type]
+    "span a tuple": ([Document("a", spans=[(0, 1)])], "spans: member (0, 1) is not allowed"),  # type: ignore[list-item]
+    "span of text": ([Document("a", spans=[Span("0", 1)])], "[0, 1): it is not within"),  # type: ignore[arg-type]
+    "span half": ([Document("ab", spans=[Span(0.5, 2, "word")])], "[0.5, 2): it is not within"),  # type: ignore[arg-type]
+    "labels None": ([Document("a", spans=[Span(0, 1, labels=None)])], "labels of a span None"),  # type: ignore[arg-type]
+    "ids half": ([Document("a", ids=[1.5])], "ids: they are not all numbers"),  # type: ignore[list-item]
+    "ids an array": ([Document("a", ids=np.array([1, 2]))], "ids array([1, 2]) is not allowed"),  # type: ignore[arg-type]
+    "text of another": ([Sentence(["x"], document=Document("ab cd"))], "its text 'x' is not what the text of its"),
+    "white space left out": ([Sentence([word], document=PLACE) for word in ("ab", "cd")], "white space included"),
     "targets that overlap": ([Sentence(["a", "b", "c"], {}, [(0, 2), (1, 3)])], "target (1, 3)"),
 }
 
@@ -179,7 +198,17 @@ BAD_SENTENCES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", BAD_SENTENCES)
 def test_bad_sentences(case: str) -> None:
     source, expected = BAD_SENTENCES[case]
-    assert expected in complaint(lambda: list(open_corpus(source)))
+    error = InvalidValueError if isinstance(source[:1] and source[0], partial) else CorpusError
+    assert expected in complaint(
+        lambda: list(open_corpus([each() if callable(each) else each for each in source])), error
+    )
+
+
+def test_sentences_of_a_document_are_parts_of_its_text_in_any_choice() -> None:
+    sentences = list(open_corpus([Document(" Yes. One two.\n Yes.")], split="sentences"))
+    assert len(sentences) == 3
+    for chosen in (sentences, sentences[::2], sentences[::-1], [*sentences, *sentences]):
+        assert [each.text for each in open_corpus(chosen)] == [each.text for each in chosen]
 
 
 BAD_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -209,6 +238,8 @@ def test_bad_paths(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "b.tsv").write_text("x")
     assert "a corpus has one format" in complaint(lambda: open_corpus(tmp_path))
+    with pytest.raises(CorpusError, match=r"a\.txt is given twice: name each file once"):
+        open_corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
     corpus = open_corpus(tmp_path / "a.txt")
     (tmp_path / "a.txt").unlink()
     with pytest.raises(CorpusNotFoundError):
