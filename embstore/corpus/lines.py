@@ -30,11 +30,12 @@ class Lines:
 
     Lines end at LF or CRLF. A byte-order mark at the start is dropped. Only the current block and the current line are
     held in memory; a line of more than MAX_SENTENCE characters is an error. `kind` says in error messages what the
-    file is, for example "word list".
+    file is, for example "word list". With `keeps_returns` the CR before an LF is part of the line.
     """
 
     path: Path
     kind: str = "corpus"
+    keeps_returns: bool = False
 
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
@@ -50,11 +51,11 @@ class Lines:
             lines[0] = "".join(open_line)
             open_line = [lines.pop()]
             number, length = number + len(lines), len(open_line[0])
-            if "\r" in text or lines[0].endswith("\r"):
+            if not self.keeps_returns and ("\r" in text or lines[0].endswith("\r")):
                 lines = [line.removesuffix("\r") for line in lines]
             yield from lines
         if last := "".join(open_line):
-            yield last.removesuffix("\r")
+            yield last if self.keeps_returns else last.removesuffix("\r")
 
     def numbered(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not blank, with their numbers from 1."""

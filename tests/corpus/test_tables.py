@@ -169,6 +169,8 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
     assert fields[0] == {"n": 1, "x": 1.0, "zip": "007", "mixed": "1", "empty": None}
     assert fields[1] == {"n": -2, "x": 0.001, "zip": "12", "mixed": "no", "empty": None}
     assert fields[2]["n"] is None
+    path.write_bytes(b'text\r\n"one\r\n two\n"\r\nthree\r\n')
+    assert [text for text, _ in documents(open_corpus(path))] == ["one\r\n two\n", "three"]
     path.write_text("text;year\n12;1900\n")
     assert documents(open_corpus(path)) == [("12", {"year": 1900})]
     path.write_text("\n\nyear\ttext\n1900\t12\n")
@@ -191,6 +193,8 @@ BAD: dict[str, tuple[str, bytes | str, str]] = {
     "same header": ("a.csv", "text,text\na,1\n", "a.csv:1: two columns have the same name: 'text,text'"),
     "no text in CSV": ("a.csv", "a,b\nx,y\n", 'a.csv:2: name the column of the text with text="..."'),
     "header only": ("a.csv", "text,b\n", "no sentence in it (read as csv)"),
+    "spans a number": ("a.jsonl", '{"text": "a", "spans": [5]}\n', 'a.jsonl:1: spans: 5 has no numbers "start" and'),
+    "returns in CSV": ("a.csv", "text,x\ra,1\rb,2\r", "a.csv:1: not CSV: a row ends with a carriage return alone"),
     "no Parquet": ("a.parquet", b"PAR1 nothing", "a.parquet: not a Parquet file that can be read"),
 }
 
@@ -295,7 +299,8 @@ def test_spans_and_ids_of_a_table(tmp_path: Path) -> None:
     text = "Once upon a time there was."
     row = {"text": text, "ids": [7, 0, 9], "year": 1}
     row["spans"] = [{"start": 0, "stop": 13, "part": "prompt"}, {"start": 13, "stop": 27, "part": None, "a b": 3}]
-    (tmp_path / "a.jsonl").write_text(jsonl([row, {"text": "b", "spans": None, "ids": []}]))
+    (tmp_path / "a.jsonl").write_text(jsonl([row, {"text": "b", "spans": None, "ids": []}, {"text": "c", "spans": []}]))
+    assert documents(open_corpus(tmp_path / "a.jsonl"))[1:] == [("b", {}), ("c", {})]
     pl.DataFrame([row]).write_parquet(tmp_path / "a.parquet")
     for source in (tmp_path / "a.jsonl", tmp_path / "a.parquet", [row]):
         first = next(iter(open_corpus(source)))

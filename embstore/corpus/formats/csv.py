@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import DEFAULT_TEXT, read_rows
@@ -56,6 +57,7 @@ def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
 
 def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row that is not blank, with the number of its first line."""
+    lines = replace(lines, keeps_returns=True)  # those in quotes are text
     header = next(filter(str.strip, lines), "")
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
@@ -64,7 +66,8 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise lines.error(number, f"not CSV: {error}") from None
+            reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
+            raise lines.error(number, f"not CSV: {reason}") from None
         if row is None:
             return
         if row:

@@ -87,7 +87,10 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
         messages = _checked_chat(text)
         document = (options.write_chat and options.write_chat(messages)) or _contents(messages)
     else:
-        spans = _spans(others.pop(SPANS)) if _is_list_of(others.get(SPANS), Mapping) else ()
+        for name in (SPANS, IDS):
+            if (given := others.get(name)) is None or (isinstance(given, list | tuple) and not given):
+                others.pop(name, None)
+        spans = _spans(others.pop(SPANS)) if isinstance(others.get(SPANS), list | tuple) else ()
         ids = others.pop(IDS) if _is_list_of(others.get(IDS), int) else None
         document = Document(text, spans=spans, ids=ids)
     document = check_document(replace(document, fields=_fields(others, options.fields)))
@@ -102,9 +105,9 @@ def _spans(rows: Sequence[Row]) -> list[Span]:
     """Return labelled spans of characters, which are given as {"start", "stop", and labels by their columns}."""
     spans = []
     for row in rows:
-        start, stop = row.get("start"), row.get("stop")
+        start, stop = (row.get("start"), row.get("stop")) if isinstance(row, Mapping) else (None, None)
         if type(start) is not int or type(stop) is not int:
-            raise InvalidValueError(f'{SPANS}: {quoted(row)} has no numbers "start" and "stop"')
+            raise InvalidValueError(f'{SPANS}: {quoted(row)} has no numbers "start" and "stop"; {_LEAVE_OUT}')
         labels = {field_name(name): value for name, value in row.items() if name not in ("start", "stop")}
         spans.append(Span(start, stop, labels={k: None if _is_missing(v) else str(v) for k, v in labels.items()}))
     return spans
