@@ -24,6 +24,7 @@ from embstore.errors import (
     MissingPackageError,
     StorageError,
     WordVectorsError,
+    quoted,
 )
 from embstore.store.storage.files import regular_file, replacing, storing
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_repeated
@@ -101,20 +102,29 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
         )
     if head.startswith(FASTTEXT_MAGIC):
         return FastTextTable(_by_gensim(path, "fasttext.load_facebook_vectors", str(plain)), _sha256(path))
+    if head.startswith(b"\xef\xbb\xbf"):
+        raise WordVectorsError(f"{path}: begins with a byte-order mark: save it as UTF-8 without one")
+    if not head.strip():
+        raise WordVectorsError(f"{path}: no word vector in it")
     header, _, rest = head.partition(b"\n")
+    has_header = len(header.split()) == 2 and all(field.isdigit() for field in header.split())
+    if format == "text" and not has_header:
+        raise WordVectorsError(f"{path}, line 1: not the numbers of vectors and dimensions: without them it is glove")
     if format == "auto":
         format = "glove"
-        if len(header.split()) == 2 and all(field.isdigit() for field in header.split()):
+        if has_header:
             after_word = rest.partition(b" ")[2].partition(b"\n")[0]
             format = "text" if _NUMBERS.issuperset(after_word) else "binary"
     options = {"binary": format == "binary", "no_header": format == "glove", "limit": limit}
-    keyed = _by_gensim(path, "KeyedVectors.load_word2vec_format", str(plain), **options)
+    rows = 0 if format == "binary" else _check_lines(path, plain, header if format == "text" else None, limit)
+    try:
+        keyed = _by_gensim(path, "KeyedVectors.load_word2vec_format", str(plain), **options)
+    except WordVectorsError as error:
+        raise (format != "binary" and _no_number(path, plain, format)) or error from None
     if format == "binary":
         rows = len(keyed) if limit is not None else int(header.split()[0])
-    else:
-        rows = _check_lines(path, plain, keyed.vector_size, int(header.split()[0]) if format == "text" else None, limit)
-    if len(keyed) < rows:
-        raise WordVectorsError(f"{path}: has {len(keyed)} different words in {rows} rows: each word must be there once")
+    if (found := len(keyed.key_to_index)) < rows:
+        raise WordVectorsError(f"{path}: has {found} different words in {rows} rows: each word must be there once")
     try:
         vectors = WordVectors(tuple(keyed.index_to_key), keyed.vectors)
     except InvalidValueError as error:
@@ -126,19 +136,36 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
     return RowTable(vectors, _sha256(path))
 
 
-def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, limit: int | None) -> int:
+def _check_lines(path: Path, plain: Path, header: bytes | None, limit: int | None) -> int:
     """Refuse a line of fewer or more numbers, as gensim gives a single one to all dimensions; return the rows read."""
-    n_headers = 0 if n_rows is None else 1
+    n_rows, dimensions = map(int, header.split()) if header is not None else (None, 0)
+    n_headers = 0 if header is None else 1
     rows = 0
     with plain.open("rb") as file:
         for number, line in enumerate(islice(file, n_headers, None if limit is None else n_headers + limit)):
             if number == n_rows:
                 raise WordVectorsError(f"{path}: its header says {n_rows} vectors, and it has more: correct the header")
-            if (found := line.rstrip().count(b" ")) != dimensions:
-                line_number = number + n_headers + 1
-                raise WordVectorsError(f"{path}, line {line_number}: {found} numbers where others have {dimensions}")
+            found = line.rstrip().count(b" ")
+            dimensions = dimensions or found
+            if found != dimensions or not found:
+                expected = f"where others have {dimensions}" if dimensions else "after the word and a space"
+                raise WordVectorsError(f"{path}, line {number + n_headers + 1}: {found} numbers {expected}")
             rows += 1
+    if n_rows is not None and rows < (n_rows if limit is None else min(n_rows, limit)):
+        raise WordVectorsError(f"{path}: its header says {n_rows} vectors, and it has {rows}: it is cut off")
     return rows
+
+
+def _no_number(path: Path, plain: Path, format: str) -> WordVectorsError | None:
+    """Return the error of the first line with what is no number; None without one."""
+    with plain.open("rb") as file:
+        for number, line in islice(enumerate(file, 1), format == "text", None):
+            for field in line.rstrip().decode(errors="replace").split(" ")[1:]:
+                try:
+                    float(field)
+                except ValueError:
+                    return WordVectorsError(f"{path}, line {number}: {quoted(field)} is not a number")
+    return None
 
 
 def _by_gensim(path: Path, function: str, *args: Any, **options: Any) -> Any:

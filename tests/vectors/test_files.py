@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import re
 import struct
 import warnings
 from collections.abc import Callable
@@ -167,6 +168,8 @@ TEXT = {
     "twice": b"3 2\na 1 2\nb 3 4\na 5 6\n",
     "twice without a header": b"a 1 2\nb 3 4\na 5 6\n",
     "empty line": b"a 1 2\n\nb 3 4\n",
+    "tabs": b"a\t1\t2\n",
+    "byte-order mark": b"\xef\xbb\xbfa 1 2\n",
     "not UTF-8": b"a 1 2\n\xe9t\xe9 3 4\n",
 }
 BINARY = {
@@ -188,7 +191,7 @@ BINARY = {
 )
 def test_damaged_text_and_binary(format: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(content)
-    with pytest.raises(WordVectorsError, match=r"^\S*/v: [^\n]+$"):
+    with pytest.raises(WordVectorsError, match=r"^\S*/v(, line \d)?: [^\n]+$"):
         read_vectors(tmp_path / "v", format=format)
 
 
@@ -199,6 +202,24 @@ def test_a_line_of_one_number_is_named(header: bytes, line: int, tmp_path: Path)
     with pytest.raises(WordVectorsError, match=f"^\\S*/v, line {line}: 1 numbers where others have 3$"):
         read_vectors(tmp_path / "v")
     assert read_vectors(tmp_path / "v", limit=1).words == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no word vector in it"),
+        (b"a 1 2\nb 3 x\n", ", line 2: 'x' is not a number"),
+        (b"a\t1\t2\n", ", line 1: 0 numbers after the word and a space"),
+        (b"2 3\na 1 2\nb 3 4\n", ", line 2: 2 numbers where others have 3"),
+        (b"3 2\na 1 2\nb 3 4\n", "its header says 3 vectors, and it has 2: it is cut off"),
+        (b"a 1 2\nb 3 4\na 5 6\n", "has 2 different words in 3 rows"),
+        (b"\xef\xbb\xbfa 1 2\n", "begins with a byte-order mark"),
+    ],
+)
+def test_messages_of_damaged_files(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "v").write_bytes(content)
+    with pytest.raises(WordVectorsError, match=re.escape(says)):
+        read_vectors(tmp_path / "v")
 
 
 def test_more_vectors_than_the_header_says_are_refused(tmp_path: Path) -> None:
