@@ -71,7 +71,7 @@ class Config:
         import tomllib
 
         try:
-            written = tomllib.loads(path.read_text("utf-8"))
+            written = tomllib.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of too many digits
@@ -79,7 +79,8 @@ class Config:
         allowed, values = self.settings(choice), {}
         for key, value in written.items():
             if key not in allowed:
-                raise InvalidValueError(f"--config {path}: {key} is not a setting: choose {', '.join(allowed)}")
+                known = f"choose {', '.join(allowed)}; options of the command are typed after it"
+                raise InvalidValueError(f"--config {path}: {key} is not a setting: {known}")
             values[key] = _converted(value, allowed[key].kind)
             try:
                 check_value(key, values[key], allowed[key].kind)

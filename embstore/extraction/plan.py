@@ -38,6 +38,7 @@ from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
 from embstore.store.metadata import Dropped
 from embstore.store.sinks import SINK_RATIO
 from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.where import parse
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
@@ -295,6 +296,8 @@ def plan(
         If an input cannot be used.
     """
     options = options or ExtractionOptions()
+    if options.keep.where is not None:
+        parse(options.keep.where)  # before the model is loaded
     source = open_corpus(corpus)
     if store is not None:
         check_store(parse_location(store), source, options)

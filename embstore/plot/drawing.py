@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingPackageError, check_choice, quoted
-from embstore.store.storage.files import replacing
+from embstore.store.storage.files import replacing, require_outside
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,6 +61,7 @@ def colormap(name: str) -> Any:
     """Return a colormap of matplotlib, a function from numbers in [0, 1] to colors RGBA [n, 4]."""
     import matplotlib
 
+    check_choice("colormap", name, tuple(matplotlib.colormaps))
     return matplotlib.colormaps[name]
 
 
@@ -75,6 +76,7 @@ def save(figure: Figure, path: str | Path) -> None:
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise InvalidValueError(f"figure {path} has no known suffix: choose {', '.join(SUFFIXES)}")
+    require_outside(target)
     with replacing(target) as partial:
         figure.savefig(partial, format=target.suffix[1:], dpi=160, bbox_inches="tight")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
-from embstore.store.storage.files import reading
+from embstore.store.storage.files import reading, require_outside
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
@@ -49,9 +49,7 @@ def require_writable(path: Path | ObjectPath) -> None:
     elif not os.path.isdir(path.absolute().parent):
         raise InvalidValueError(f"cannot create {path}: there is no folder {path.parent}")
     else:
-        for folder in path.absolute().parents:
-            if folder.suffix == ".zarr" and (folder / NODE).exists() and path.absolute().parent != folder / APPENDED:
-                raise InvalidValueError(f"cannot create {path}: {folder} is a store; choose another folder")
+        require_outside(path, but=APPENDED)
 
 
 def exists(path: Path | ObjectPath) -> bool:
@@ -127,7 +125,7 @@ def is_file(path: Path) -> bool:
     if path.suffix == ".h5" and folder:
         raise StoreFormatError(f"{path} is a folder; an HDF5 store is a file")
     if not (folder or stat.S_ISREG(mode)):
-        raise StoreFormatError(f"{path} is a pipe or device, not a store: give NAME.zarr or NAME.h5")
+        raise StoreNotFoundError(f"{path} is a pipe or device, not a store: give NAME.zarr or NAME.h5")
     if not folder and path.suffix != ".h5":
         with reading(path), path.open("rb") as file:
             head = file.read(1024)

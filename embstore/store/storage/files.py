@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arguments import checked
-from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError
+from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, quoted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -223,11 +223,24 @@ def replacing(
             clean_up(partial)
 
 
+def require_outside(path: Path, but: str | None = None) -> None:
+    """Raise InvalidValueError for a path inside a Zarr store, but for its folder `but`."""
+    for folder in path.absolute().parents:
+        allowed = but is not None and path.absolute().parent == folder / but
+        if folder.suffix == ".zarr" and (folder / "zarr.json").exists() and not allowed:
+            raise InvalidValueError(f"cannot create {path}: {folder} is a store; choose another folder")
+
+
 @contextmanager
 def replacing_table(path: Path) -> Iterator[Path]:
     """`replacing` for what Polars writes: its ComputeError, as of Parquet on a full disk, becomes a StorageError."""
     from polars.exceptions import ComputeError
 
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InvalidValueError(f"{quoted(str(path))} is not text: choose a name in UTF-8") from None
+    require_outside(path)
     try:
         with replacing(path) as partial:
             yield partial
