@@ -210,6 +210,8 @@ def _tokenizer(folder: Path, begin: str) -> Any:
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if not float(getattr(tokenizer, "model_max_length", 1)) > 0:
+            raise ValueError(f"model_max_length is {tokenizer.model_max_length}: give a number above 0, or none")
     except Exception as error:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
     if begin:
@@ -325,6 +327,8 @@ def sha256_of(files: list[Path]) -> str:
 def reason(error: BaseException) -> str:
     """Return the message of an error of another library in one line of at most 300 characters."""
     text = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in text:  # which speaks of a report that is not shown
+        text = "its weights have other shapes than its config.json says"
     if not text or isinstance(error, LookupError):  # whose message is a key alone
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text if len(text) <= 300 else text[:297] + "..."

@@ -183,7 +183,12 @@ def test_an_index_next_to_the_weights_is_ignored_as_transformers_does(folder):
         (weights(struct.pack("<Q", 2**62)), "are damaged"),
         (weights(struct.pack("<Q", 2) + b"{}"), "do not contain"),
         (lambda folder: edit_config(folder, model_type="of-the-future"), "is not of a known model"),
-        (lambda folder: edit_config(folder, intermediate_size=52), "cannot be loaded"),
+        (
+            lambda folder: edit_config(folder, intermediate_size=52),
+            "loaded: its weights have other shapes than its config",
+        ),
+        (replaced("tokenizer_config.json", b'{"model_max_length": "x"}'), "tokenizer of .* cannot be loaded"),
+        (replaced("tokenizer_config.json", b'{"model_max_length": 0}'), "model_max_length is 0: give a number above 0"),
         (own_code, "is not of a known model"),
         (without_tokenizer, "has no tokenizer"),
         (replaced("adapter_config.json", b"{}"), "is an adapter: give a model with the adapter merged"),
