@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from embstore.arguments import checked
 from embstore.errors import EmbstoreError, ModelError
 from embstore.models.encoder import Encoder
 from embstore.models.names import absolute_name, locate, split_begin
@@ -18,6 +19,7 @@ HINT = f"give its folder or name by --model (model= in Python) or in {MODEL}"
 _used: dict[tuple[str, object], str] = {}  # by path and weights of a store: where its model was when it was checked
 
 
+@checked
 def find_model(store: Store, model: str | Path | None = None) -> str:
     """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found.
 

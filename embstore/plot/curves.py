@@ -54,7 +54,7 @@ def geometry_figure(
     """
     check_drawable(frames, ("items",), "frames of summarize_geometry by the name of the store")
     dashed = published or {}
-    for name, frame in frames.items():
+    for name, frame in [*frames.items(), *dashed.items()]:
         check_columns(frame, ("metric", "layer"), f"the frame of {name}")
     metrics = {metric for frame in frames.values() for metric in frame["metric"].unique().to_list()}
     drawn = [panel for panel in GEOMETRY_PANELS if panel[0] in metrics]

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.store.framed import Framed
 
@@ -70,6 +71,7 @@ class ProbeResult(Framed):
         return f"ProbeResult({len(self.frame):,} scores of {tasks:,} tasks in {metrics:,} metrics)"
 
 
+@checked
 def summary(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the mean over the seeds of a frame of scores; see `ProbeResult.summary`."""
     return frame.group_by(*KEYS, maintain_order=True).agg(

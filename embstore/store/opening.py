@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from embstore.arguments import checked
 from embstore.errors import (
     InvalidValueError,
     StoreDamagedError,
@@ -42,6 +43,7 @@ Location = str | os.PathLike[str] | ObjectPath
 Members = list[tuple[Path | ObjectPath, str | None]]  # the fingerprint that each must have, where that is known
 
 
+@checked
 def open_store(
     path: Location | Sequence[Location], *, verify: Literal["lazy"] | None = None, site: str | None = None
 ) -> Store:

@@ -78,6 +78,7 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.source, self._added_labels)
 
+    @checked
     def site(self, name: str) -> Store:
         """Return the same store with the vectors of another site, for every query and analysis.
 
@@ -448,10 +449,10 @@ class Selection:
         """
         try:
             kind = VALUE_DTYPE[self.store.dtype] if dtype is None else np.dtype(dtype)
-        except TypeError:
-            raise InvalidValueError(
-                f"dtype {quoted(dtype)} is not known: choose one of numpy's, such as 'float32'"
-            ) from None
+        except (TypeError, ValueError):
+            kind = np.dtype(object)
+        if "float" not in kind.name:
+            raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of floats, such as 'float32'")
         return self.store.vectors(self.rows, layers=self.layers, missing=missing).astype(kind, copy=False)
 
     @checked
@@ -475,6 +476,7 @@ class Selection:
         self.store.source.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self.is_whole else self.rows, columns=columns)
 
+    @checked
     def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
         """Return the selection as Arrow record batches: the columns of `table`, and `layer_0`, ... as fixed-size lists.
 

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arguments import as_matrix
+from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_whole, quoted
 
 BLOCK_ROWS = 2**14  # checked at once: a block stays in the cache of a core
@@ -68,17 +68,22 @@ class WordVectors:
         """The number of components of a vector."""
         return int(self.vectors.shape[1])
 
+    @checked
     def row_of(self, word: str) -> int | None:
         """Return the row of a word, which must be spelled exactly so; None if there is none."""
         return self._row_of.get(word)
 
+    @checked
     def rows_of(self, words: Iterable[str]) -> NDArray[np.int64]:
         """Return the row of each word, -1 for words without a vector; int64 [words]."""
         return np.fromiter((self._row_of.get(word, -1) for word in words), np.int64)
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Self:
         """Return the words of these distinct rows, in this order. Raises InvalidValueError for a row that is none."""
-        chosen = np.asarray(rows, np.int64)
+        chosen = np.asarray(rows)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise InvalidValueError(f"rows {quoted(rows)} are not allowed: give whole numbers")
+        chosen = chosen.astype(np.int64)
         for row in chosen[(chosen < 0) | (chosen >= len(self))][:1].tolist():
             raise InvalidValueError(f"there is no row {row}: the {len(self):,} words have rows 0 to {len(self) - 1}")
         return type(self)(tuple(self.words[row] for row in chosen.tolist()), self.vectors[chosen])
@@ -158,7 +163,7 @@ class RowTable(VectorTable):
         rows = self.vectors.rows_of(word if word in self.vectors else word.lower() for word in words)
         if (rows < 0).any():
             raise KeyError(words[int(rows.argmin())])
-        return self.vectors.vectors[rows]
+        return np.asarray(self.vectors.vectors[rows], np.float32)
 
 
 class RandomVectors(VectorTable):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.errors import EmbstoreError
+from embstore.errors import EmbstoreError, InvalidValueError
 from tests.documents import commands
 from tests.hostile.defects import limited
 from tests.models import tiny
@@ -118,6 +118,30 @@ def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.
             except Exception:
                 wrong.append(f"{parameter}={VALUES[value]!r:.60}: {traceback.format_exc()[-700:]}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.site([0]),
+        lambda store: es.open("store.zarr", site=np.zeros(2)),  # type: ignore[arg-type]
+        lambda store: store.select().to_arrow(columns=1),
+        lambda store: store.select().vectors(dtype=np.int8),
+        lambda store: es.static_vectors(store).rows_of("bank"),
+        lambda store: es.static_vectors(store).row_of([]),
+        lambda store: es.static_vectors(store).take([0.5]),
+        lambda store: es.senses(store, "bank", n_clusters=2).nearest(-1),
+        lambda store: es.analysis.encode_word(store, str, layers=[0]),  # type: ignore[arg-type]
+        lambda store: es.models.find_model([store]),  # type: ignore[arg-type]
+        lambda store: es.probes.summary("x"),  # type: ignore[arg-type]
+        lambda store: es.plot.colormap("rainbows"),
+        lambda store: es.plot.geometry_figure({}, published={"a": store.table()}),
+    ],
+)
+def test_values_of_wrong_types(call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidValueError, match=r"^[^\n]+$"):
+        list(call(es.open("store.zarr")))
 
 
 @cache

@@ -282,6 +282,7 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
     )
 
 
+@checked
 def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
     """Load the model that made a store; `model`: where it is now. Raises ModelError."""
     from embstore.models.loading import encoder_on
@@ -294,6 +295,7 @@ def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
     return encoder
 
 
+@checked
 def encode_word(
     store: Store, text: str, *, layers: Sequence[int], model: str | Path | Encoder | None = None
 ) -> NDArray[np.float32]:

@@ -103,11 +103,13 @@ class Clusters(Framed):
             )
         return said
 
-    def nearest(self, count: int) -> pl.DataFrame:
+    @checked
+    def nearest(self, count: Positive) -> pl.DataFrame:
         """The `count` occurrences of each cluster nearest to its center."""
         return self.occurrences.filter(pl.col("rank") <= count)
 
-    def markers(self, count: int = 8) -> list[list[str]]:
+    @checked
+    def markers(self, count: Positive = 8) -> list[list[str]]:
         """The words that mark the contexts of each cluster, five words on each side: none of a single cluster.
 
         Those that the cluster has significantly more of than the others, in the order of class-based tf-idf
