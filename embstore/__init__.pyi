@@ -20,8 +20,6 @@ from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import plan as plan
 from .models import load_encoder as load_encoder
 from .probes import ClassProbe as ClassProbe
-from .probes import EdgeProbe as EdgeProbe
-from .probes import StructuralProbe as StructuralProbe
 from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
