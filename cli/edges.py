@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Edges = Path | list[es.corpus.EdgeSentence]
 
-EDGES = opt.Config(lambda: [es.probes.Training, es.EdgeProbe], *TRAINING, "hidden_size", "layerwise")
-MDL = opt.Config(lambda: [es.probes.Training, es.EdgeProbe, es.probes.code_length], *TRAINING, "hidden_size")
+EDGES = opt.Config(lambda: [es.probes.Training, es.probes.EdgeProbe], *TRAINING, "hidden_size", "layerwise")
+MDL = opt.Config(lambda: [es.probes.Training, es.probes.EdgeProbe, es.probes.code_length], *TRAINING, "hidden_size")
 
 Tasks = Annotated[
     list[Path],
@@ -61,13 +61,13 @@ def edges(
     sentences. The setting layerwise also trains a probe of each layer alone.
     """
     options = probing.arguments(settings)
-    es.EdgeProbe(**options)  # checks the settings before a store is read
+    es.probes.EdgeProbe(**options)  # checks the settings before a store is read
     files = _find_tasks(tasks, derive=probing.task or ())
     saved = save_files(save, files)
     opened = es.open(store)
     results = []
     for name, splits in files.items():
-        fitted = es.EdgeProbe(**options).fit(opened, splits["train"], splits.get("dev"), name=name)
+        fitted = es.probes.EdgeProbe(**options).fit(opened, splits["train"], splits.get("dev"), name=name)
         if name in saved:
             fitted.save(saved[name])
         targets = {split: edges for split, edges in splits.items() if split != "train"}
@@ -142,7 +142,7 @@ def mdl(
     Online coding of Voita & Titov 2020: labels are sent block after block, each coded by a probe trained on those
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
     """
-    base = es.EdgeProbe(**probing.arguments(settings))
+    base = es.probes.EdgeProbe(**probing.arguments(settings))
     files = _find_tasks(tasks, derive=probing.task or ())
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(

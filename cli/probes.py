@@ -21,7 +21,7 @@ CLASSES = opt.Config(
     lambda: [es.probes.Training, es.ClassProbe, es.probes.split_words],
     *(*TRAINING, "level", "hidden_size", "max_contexts"),
 )
-STRUCTURE = opt.Config(lambda: [es.probes.Training, es.StructuralProbe], *TRAINING, "rank")
+STRUCTURE = opt.Config(lambda: [es.probes.Training, es.probes.StructuralProbe], *TRAINING, "rank")
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 CLASS_METRICS = {"contexts_f1": "by contexts", "f1": "control", "selectivity": "selectivity"}
 ROW_METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1", "selectivity": "selectivity"}
@@ -174,13 +174,13 @@ def structure(
     the order of the words as a baseline. Sentences are found in the stores by their words.
     """
     options = probing.arguments(settings)
-    es.StructuralProbe(**options)  # checks the settings before a file is read
+    es.probes.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
     opened = opt.open_stores(stores)
     files = save_files(save, opened)
     results = []
     for name, store in opened.items():
-        probe = es.StructuralProbe(**options).fit(store, trees["train"], trees["dev"])
+        probe = es.probes.StructuralProbe(**options).fit(store, trees["train"], trees["dev"])
         if name in files:
             probe.save(files[name])
         results.append(probe.score({split: trees[split] for split in ("dev", "test")}, name=name))

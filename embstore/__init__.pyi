@@ -7,7 +7,9 @@ from . import probes as probes
 from . import store as store
 from . import vectors as vectors
 from .analysis.attention.measure import attention as attention
+from .analysis.directions import activations as activations
 from .analysis.geometry.measure import geometry as geometry
+from .analysis.lens import lens as lens
 from .analysis.neighbors.find import neighbors as neighbors
 from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import reduce as reduce
@@ -20,8 +22,6 @@ from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import plan as plan
 from .models import load_encoder as load_encoder
 from .probes import ClassProbe as ClassProbe
-from .probes import EdgeProbe as EdgeProbe
-from .probes import StructuralProbe as StructuralProbe
 from .store import Store as Store
 from .store import export as export
 from .store import verify as verify

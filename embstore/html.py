@@ -10,11 +10,26 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+class Html(str):
+    """Text that is HTML already."""
+
+
+def html_shaded(pieces: Iterable[str], shades: Iterable[float], center: int) -> Html:
+    """Format pieces of text, each shaded by a number up to 1 (none for 0 and less), the one at `center` in bold."""
+    spans = []
+    for number, (piece, shade) in enumerate(zip(pieces, shades, strict=True)):
+        weight = ";font-weight:bold" if number == center else ""
+        color = f"background:rgba(255,140,0,{min(max(shade, 0), 1):.2f}){weight}"
+        spans.append(f"<span style='{color};white-space:pre-wrap'>{escape(piece.replace(chr(10), '↵'))}</span>")
+    return Html("".join(spans))
+
+
 def html_table(lines: Iterable[tuple[str, str]], caption: str = "") -> str:
     """Format names and values as an HTML table."""
     head = f"<caption>{escape(caption)}</caption>" if caption else ""
     rows = "".join(
-        f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+        f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>"
+        f"{value if isinstance(value, Html) else escape(value)}</td></tr>"
         for name, value in lines
     )
     return f"<table>{head}{rows}</table>"

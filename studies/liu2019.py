@@ -77,12 +77,12 @@ class Liu2019(StudySettings):
     untrained: bool = True
     resamples: int = 1000
 
-    def probe(self, *, trained: bool = True) -> es.EdgeProbe:
+    def probe(self, *, trained: bool = True) -> es.probes.EdgeProbe:
         """Return linear probes as the study trains them, not fitted yet; those of random weights have one seed."""
         training = es.probes.Training(
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=3
         )
-        return es.EdgeProbe(kind="linear", seeds=self.seeds if trained else self.seeds[:1], training=training)
+        return es.probes.EdgeProbe(kind="linear", seeds=self.seeds if trained else self.seeds[:1], training=training)
 
 
 def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:

@@ -74,9 +74,9 @@ class Tenney2019(StudySettings):
     untrained: bool = True
     resamples: int = 1000
 
-    def probe(self, *, trained: bool = True) -> es.EdgeProbe:
+    def probe(self, *, trained: bool = True) -> es.probes.EdgeProbe:
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""
-        return es.EdgeProbe(
+        return es.probes.EdgeProbe(
             hidden_size=self.hidden_size,
             seeds=self.seeds if trained else self.seeds[:1],
             training=es.probes.Training(

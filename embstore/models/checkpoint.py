@@ -250,6 +250,21 @@ def _load_network(
     return network.get_encoder() if has_decoder else network, missing
 
 
+def language_model(checkpoint: Checkpoint, place: Place, name: str, dtype: torch.dtype) -> Any:
+    """Return a decoder with its language modeling head; raises ModelError for a model without one."""
+    auto: Any = transformers.AutoModelForCausalLM
+    config = checkpoint.config
+    if type(config) not in auto._model_mapping or config.is_encoder_decoder:
+        raise ModelError(f"the model {name!r} ({config.model_type}) does not generate text: give a decoder")
+    options = place.options()
+    network, report = read_network(auto, checkpoint.folder, config, dtype, **options)
+    is_tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    tied = set(getattr(network, "_tied_weights_keys", None) or ()) if is_tied else set()
+    if missing := sorted(set(report["missing_keys"]) - tied):
+        raise ModelError(f"the model {name!r} has no language modeling head: its weights do not contain {missing[0]!r}")
+    return (network if options else network.to(place.main)).eval()
+
+
 def read_network(
     kind: Any, folder: Path, config: Any, dtype: torch.dtype, **more: Any
 ) -> tuple[Any, Mapping[str, Any]]:

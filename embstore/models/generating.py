@@ -18,8 +18,8 @@ from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.formats.rows import is_chat
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
-from embstore.errors import InvalidValueError, ModelError, StorageError, quoted
-from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network
+from embstore.errors import InvalidValueError, StorageError, quoted
+from embstore.models.checkpoint import Checkpoint, language_model, open_checkpoint, quiet
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer.chat import Chats
@@ -107,7 +107,7 @@ def generate(
     fits = memory_needed(f"the model {str(model)!r}", place.main)
     shown = reporting(settings().progress, total=len(rows), unit="texts", label="generate")
     with quiet(), fits, torch.random.fork_rng(), shown as report:
-        network = _language_model(checkpoint, place, str(model))
+        network = language_model(checkpoint, place, str(model), own_dtype(checkpoint.config, place))
         ends = network.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
         # What is not set here would be taken from the model's own defaults.
@@ -192,19 +192,6 @@ def _tokenized(
                 f"{limit or n_all:,}"
             )
     return texts, given, subwords
-
-
-def _language_model(checkpoint: Checkpoint, place: Place, name: str) -> Any:
-    auto: Any = transformers.AutoModelForCausalLM
-    if type(checkpoint.config) not in auto._model_mapping or checkpoint.config.is_encoder_decoder:
-        raise ModelError(f"the model {name!r} ({checkpoint.config.model_type}) does not generate text: give a decoder")
-    options = place.options()
-    dtype = own_dtype(checkpoint.config, place)
-    network, report = read_network(auto, checkpoint.folder, checkpoint.config, dtype, **options)
-    tied = set(getattr(network, "_tied_weights_keys", None) or ())
-    if missing := sorted(set(report["missing_keys"]) - tied):
-        raise ModelError(f"the model {name!r} has no language modeling head: its weights do not contain {missing[0]!r}")
-    return (network if options else network.to(place.main)).eval()
 
 
 @torch.inference_mode()

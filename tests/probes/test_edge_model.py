@@ -210,12 +210,12 @@ store, train, dev, memory = es.open(sys.argv[1]), sys.argv[2], sys.argv[3], int(
 settings = {"hidden_size": 64, "layerwise": True}
 settings["training"] = es.probes.Training(epochs=1, batch_size=8)
 few = list(es.corpus.read_edges(train))[:20]
-es.EdgeProbe(**settings).fit(store, few, few).score(few)  # imports and allocates what is kept
+es.probes.EdgeProbe(**settings).fit(store, few, few).score(few)  # imports and allocates what is kept
 before, peak, done = anonymous(), [0], threading.Event()
 watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
 es.config(memory=memory)
-probe = es.EdgeProbe(**settings).fit(store, train, dev)
+probe = es.probes.EdgeProbe(**settings).fit(store, train, dev)
 result = probe.score(dev)
 done.set()
 watcher.join()

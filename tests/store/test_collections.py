@@ -250,7 +250,7 @@ def test_probes_learn_the_same(tmp_path: Path) -> None:
         ("several", split(words.store, tmp_path / "a"), split(edges.store, tmp_path / "b")),
     ):
         found = es.ClassProbe(training=fast).fit(one, lists).score().frame
-        edge = es.EdgeProbe(training=fast, hidden_size=4).fit(other, edges.splits["train"])
+        edge = es.probes.EdgeProbe(training=fast, hidden_size=4).fit(other, edges.splits["train"])
         scores[name] = pl.concat([in_order(found), in_order(edge.score(edges.splits["test"]).frame)], how="diagonal")
     require_close(scores["several"], scores["one"])
 

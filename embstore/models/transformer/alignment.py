@@ -82,6 +82,10 @@ class Spelling:
                 return list(zip(np.where(begin < 0, end, begin).tolist(), end.tolist(), strict=True))
         return None
 
+    def text(self, index: int) -> str:
+        """Return the characters that a subword spells, with the space before it; U+FFFD for a part of one."""
+        return b"".join(self._bytes([index])).decode("utf-8", "replace")
+
     def normal_size(self, text: str) -> int:
         """Return the number of characters of a normalized text that are not the space before a word."""
         return len(self._normal(text).replace(" ", ""))

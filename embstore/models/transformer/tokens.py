@@ -166,6 +166,10 @@ class SubwordTokenizer:
         """Return the spelling of a subword in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(int(index)))
 
+    def piece(self, index: int) -> str:
+        """Return the text of a subword, with the space before it that is part of it."""
+        return self.subword_text(index) if self._backend is None else self.spelling.text(index)
+
     def sha256(self) -> str:
         """Return a hash of everything that decides how text becomes ids."""
         if self._backend is not None:

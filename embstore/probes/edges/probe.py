@@ -60,7 +60,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     All P(l) of all seeds are trained together as one model::
 
-        probe = es.EdgeProbe(layers=[0, 3, 6], training=es.probes.Training(epochs=3))
+        probe = es.probes.EdgeProbe(layers=[0, 3, 6], training=es.probes.Training(epochs=3))
         probe.fit(es.open("trees.zarr"), "nouns/train.jsonl", "nouns/dev.jsonl").score("nouns/test.jsonl")
 
     Parameters

@@ -70,7 +70,7 @@ class StructuralProbe(Probe[FittedStructure]):
     The probes of all layers, tasks and seeds are trained together. Sentences are found in the store by their words::
 
         train, dev, test = (es.corpus.read_trees(f"{split}.conllu") for split in ("train", "dev", "test"))
-        probe = es.StructuralProbe(layers=[0, -1], rank=16, training=es.probes.Training(epochs=3))
+        probe = es.probes.StructuralProbe(layers=[0, -1], rank=16, training=es.probes.Training(epochs=3))
         result = probe.fit(es.open("trees.zarr"), train, dev).score(test)
 
     After an epoch without a lower dev loss the learning rate of a probe is divided by ten.
