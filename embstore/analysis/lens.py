@@ -79,7 +79,7 @@ def lens(
     selection = selected(data, None if is_all else layers)
     store = selection.store
     own, following = _subwords(selection)
-    place = find_model(store) if model is None else str(model)
+    place = find_model(store, model)
     if model_kind(place) != "transformer":
         raise InvalidValueError(
             f"{store.path} has vectors of {place}, which predicts no subword: give one of a decoder"

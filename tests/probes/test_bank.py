@@ -330,12 +330,12 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_allocated(tmp_pa
     words, train = split_words(*classes.lists), edges.splits["train"]
     for fit in (
         lambda: es.ClassProbe(kind="mlp", hidden_size=size, training=fast).fit(classes.store, words),
-        lambda: es.EdgeProbe(hidden_size=size, training=fast).fit(edges.store, train),
-        lambda: code_length(edges.store, train, probe=es.EdgeProbe(hidden_size=size, training=fast)),
+        lambda: es.probes.EdgeProbe(hidden_size=size, training=fast).fit(edges.store, train),
+        lambda: code_length(edges.store, train, probe=es.probes.EdgeProbe(hidden_size=size, training=fast)),
     ):
         with pytest.raises(InvalidValueError, match=r"memory 4.* MB is not enough: .* takes? [\d.,]+ MB; give more"):
             fit()
     large = es.probes.Training(epochs=1, batch_size=size, patience=0)  # no more than all examples
     es.ClassProbe(training=large).fit(classes.store, words)
-    es.EdgeProbe(training=large, hidden_size=4).fit(edges.store, train)
-    es.StructuralProbe(training=large, rank=2).fit(trees.store, trees.trees)
+    es.probes.EdgeProbe(training=large, hidden_size=4).fit(edges.store, train)
+    es.probes.StructuralProbe(training=large, rank=2).fit(trees.store, trees.trees)
