@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.intervals import LEVEL, MIN_UNITS, Interval, exact
+from embstore.intervals import MIN_UNITS, Interval, exact, reach
 
 Values = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -27,13 +27,8 @@ class Scores:
         self._n_units = len(units)
 
     def share(self, right: NDArray[np.bool_], metric: str = "accuracy") -> Iterator[dict[str, Any]]:
-        """Yield for each seed the share of right answers [seed, n], with the interval of their mean.
-
-        Where all answers are right or all are wrong, a unit counts once.
-        """
+        """Yield for each seed the share of right answers [seed, n], with the interval of their mean."""
         own, size = self._sums(right.mean(0)), self._sums(np.ones(len(self._gold)))
-        if own.sum() in (0, size.sum()):
-            own, size = own / size, np.ones(len(size))
         ends: Interval = exact(own, size) if self._n_units >= MIN_UNITS else (None, None)
         yield from self._rows(metric, right.mean(1), ends)
 
@@ -67,15 +62,11 @@ class Scores:
                 yield {"metric": "class_f1", "item": name, "value": value, "count": int(sizes[number]), "seed": seed}
 
     def _interval(self, value: float, change: Values, counted: Values) -> Interval:
-        """Return value -+ t s, s^2 the sum of the squared changes by unit; `counted`: above 0 where a unit tells."""
-        from scipy.stats import t
-
-        n = self._n_units
-        if n < MIN_UNITS or (self._sums(counted) > 0).sum() < MIN_UNITS:
+        """Return the interval of a value that examples change, by unit; `counted`: above 0 where a unit tells of it."""
+        if self._n_units < MIN_UNITS or (self._sums(counted) > 0).sum() < MIN_UNITS:
             return None, None
-        deviation = np.sqrt(n / (n - 1) * np.square(self._sums(change)).sum())
-        reach = float(t.ppf((1 + LEVEL) / 2, n - 1) * deviation)
-        return max(value - reach, -1.0), min(value + reach, 1.0)
+        within = reach(self._n_units * self._sums(change))
+        return max(value - within, -1.0), min(value + within, 1.0)
 
     def _rows(self, metric: str, values: Values, ends: Interval) -> Iterator[dict[str, Any]]:
         common = {"metric": metric, "low": ends[0], "high": ends[1], "count": len(self._gold)}
