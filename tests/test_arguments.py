@@ -155,10 +155,7 @@ def test_a_block_restores_what_held_before() -> None:
             assert settings() == Settings(device="cpu", threads=2, memory="1GiB")
         assert settings() == inside
     assert settings() == Settings()
-
-
-def test_without_a_block_settings_stay() -> None:
-    with config():
+    with config():  # without a block they stay
         config(threads=3)
         assert settings().threads == 3
     assert settings() == Settings()

@@ -112,12 +112,6 @@ def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
 
 
-def test_devices_are_named_in_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("the old bank\n")
-    ran = run_process("extract", "a.txt", "new.zarr", "-m", "random:4", "--devices", "x", cwd=tmp_path)
-    assert ran.err == "embstore: unknown device 'x': give numbers of GPUs such as 0,1, or cpu\n"
-
-
 def test_a_deleted_working_directory_is_one_line(
     run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,9 +261,11 @@ def test_idle_threads_sleep_but_where_the_user_has_set_that(
     assert {each: os.environ[each] for each in VARIABLES if each in os.environ} == {name: "7"}
 
 
-@pytest.mark.parametrize("threads", ["0", "1025", "many"])
-def test_bad_numbers_of_threads(work: Work, threads: str) -> None:
-    work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)
+def test_bad_numbers_of_threads_and_devices(work: Work) -> None:
+    for threads in ("0", "1025", "many"):
+        work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)
+    unknown = "unknown device 'x': give numbers of GPUs such as 0,1, or cpu\n"
+    work.refuses("extract corpus.txt x.zarr --model random:8 --devices x", unknown)
 
 
 STEERING = ["\x1b]0;pwned\x07", "b\x9b31mad", "\u202etxet", "\x1b[2J"]

@@ -21,7 +21,7 @@ from embstore.models.transformer import layers, probing
 from embstore.models.transformer.inputs import additive
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
-from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
+from tests.models.oracle import gather, relative_error, tokenize, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, save
 
 GAINS_BY_PACKING = layers.gains_by_packing  # before the fixture of all tests
@@ -274,16 +274,6 @@ def test_hidden_states_that_are_not_finite_are_refused(encoder):
         encoder.network.model.embeddings.word_embeddings.weight[:] = 3e38
     with pytest.raises(ModelError, match=r"layer 0 .* not finite in float32"):
         encoder.self_check(tokenize(encoder, SENTENCES), layers=(0,), pooling="mean")
-
-
-def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
-    tokenized = tokenize(encoder, SENTENCES)
-    spans, names = word_spans(tokenized)
-    script = PlainScript.open(tmp_path)
-    for pooling in ("mean", "first", "last", "max"):
-        vectors = encoder.plain_vectors(tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
-        expected = np.stack([script.span(SENTENCES[s], w, w + 1, pooling) for s, w in names], axis=1)
-        assert relative_error(vectors, expected) < 2e-5
 
 
 CAUSAL = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe")

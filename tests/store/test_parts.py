@@ -179,19 +179,16 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
     assert bfloat16_bits(values).tolist() == [nearest_bfloat16(value) for value in values]
 
 
-def test_bfloat16_keeps_what_is_not_a_number() -> None:
+def test_bfloat16_of_every_bits_is_itself_and_not_a_number_stays_none() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    values = float32_of_bfloat16(bits)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(bfloat16_bits(values)[numbers], bits[numbers])
     values = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000], np.uint32).view(np.float32)
     assert np.isnan(float32_of_bfloat16(bfloat16_bits(values))).all()
     infinite = np.array([np.inf, -np.inf, -0.0], np.float32)
     np.testing.assert_array_equal(float32_of_bfloat16(bfloat16_bits(infinite)), infinite)
     assert np.signbit(float32_of_bfloat16(bfloat16_bits(infinite))).tolist() == [False, True, True]
-
-
-def test_bfloat16_of_every_bits_is_itself() -> None:
-    bits = np.arange(2**16, dtype=np.uint16)
-    values = float32_of_bfloat16(bits)
-    numbers = ~np.isnan(values)
-    np.testing.assert_array_equal(bfloat16_bits(values)[numbers], bits[numbers])
 
 
 def test_int8_is_within_half_a_step() -> None:
