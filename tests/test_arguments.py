@@ -194,5 +194,4 @@ def test_threads_do_not_change_the_settings_of_each_other() -> None:
 def test_a_wrong_setting_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         config(**changes)
-    assert str(caught.value) == message
-    assert settings() == Settings()
+    assert (str(caught.value), settings()) == (message, Settings())

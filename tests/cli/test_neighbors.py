@@ -75,8 +75,7 @@ def test_a_file_of_word_vectors(work: Work) -> None:
     vectors = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     write_vectors(WordVectors(tuple("abcdefghi"), vectors), work / "vectors.txt")
     ran = work.does("neighbors", "vectors.txt", "c", "-k", "2")
-    assert ran.out.splitlines()[0] == "c"
-    assert len(ran.out.strip().splitlines()) == 4
+    assert (ran.out.splitlines()[0], len(ran.out.strip().splitlines())) == ("c", 4)
     ran = work.run("neighbors", "vectors.txt", "c", "--layers", "1")
     assert (ran.status, ran.out) == (2, "")
 

@@ -60,8 +60,7 @@ def test_lookup_as_json(options: tuple[str, ...], work: Work) -> None:
 def test_a_condition_chooses_occurrences(work: Work) -> None:
     rows = es.open(work / "store.zarr").select(words="bank", where="position > 2").rows.tolist()
     ran = work.run("lookup", "store.zarr", "bank", "--json", "--where", "position > 2")
-    assert [row["occurrence"] for row in json.loads(ran.out)] == rows
-    assert len(rows) == 1
+    assert ([row["occurrence"] for row in json.loads(ran.out)], len(rows)) == (rows, 1)
     none = work.run("lookup", "store.zarr", "bank", "--where", "position > 99")
     assert (none.status, none.out.splitlines()[0]) == (0, "bank: 0 occurrences")
 
@@ -172,8 +171,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plan_for_a_full_disk_is_printed_and_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch)
     ran = work.run(*PLAN, "--json")
-    assert ran.status == 1
-    assert json.loads(ran.out)["free_nbytes"] == 1024
+    assert (ran.status, json.loads(ran.out)["free_nbytes"]) == (1, 1024)
     assert ran.err.startswith("embstore: the store needs ")
     assert "1.0 KiB free" in ran.err
     assert "choose fewer layers or words, or another folder" in ran.err

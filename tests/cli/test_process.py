@@ -86,8 +86,7 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
         rf"embstore: {word}; [\d,]+ of [\d,]+ occurrences are stored: run the same command again to resume\n",
         err.decode(),
     ), err.decode()
-    assert process.returncode == 128 + number
-    assert names(folder) == {"new.zarr"}
+    assert (process.returncode, names(folder)) == (128 + number, {"new.zarr"})
     assert names(temporary) == set()
 
     monkeypatch.chdir(folder)

@@ -256,10 +256,8 @@ def test_an_iterator_can_be_read_only_once_and_an_iterable_again() -> None:
 def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expected: list[str]) -> None:
     given = Sentence(["ＡＢ", "E\u0301", "ﬁ", "´", "İ"], {"lemma": ["ＡＢ"] * 5}, [(0, 2)])
     (found,) = open_corpus([given], normalize=normalize)
-    assert list(found.words) == expected
-    assert found.labels == given.labels
-    assert found.targets == given.targets
-    assert found.text == " ".join(expected)
+    assert (list(found.words), found.labels) == (expected, given.labels)
+    assert (found.targets, found.text) == (given.targets, " ".join(expected))
     spaced = Sentence(["ﬁ", "İs"], {}, (), Document(" «ﬁ  İs»\n"), " «ﬁ  İs»\n", [2, 5], 1, 8)
     (found,) = open_corpus([spaced], normalize=normalize)
     first, second = found.words

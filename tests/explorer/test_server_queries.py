@@ -231,8 +231,7 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
             pass
         gate.set()
         together = [each.result() for each in asked]
-    assert together == alone
-    assert max(sizes) == 4
+    assert (together, max(sizes)) == (alone, 4)
     assert sum(sizes) == 3 * 30
     assert not searches.waiting
 
@@ -272,8 +271,7 @@ def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.
         own = nearest.filter(cluster=each["cluster"])["occurrence"].to_list()
         assert [example["row"] for example in each["examples"]] == own
     best = run(one, "senses", word="bank")
-    assert best["layer"] == 5
-    assert best["silhouette"] == es.senses(store, "bank").silhouette
+    assert (best["layer"], best["silhouette"]) == (5, es.senses(store, "bank").silhouette)
 
 
 def test_geometry_and_cka_are_those_of_the_public_functions(one: list[Explored], store: es.Store) -> None:

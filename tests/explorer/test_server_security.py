@@ -413,8 +413,7 @@ def test_long_queries_report_their_progress_line_by_line(known: TestClient, monk
     monkeypatch.setattr(server, "answer", lambda *arguments, **options: arrays)
     arrays = Arrays({"x": np.arange(3.0)}, {"total": 3})
     last, _, data = known.get("/api/map", headers={"accept": server.NDJSON}).content.partition(b"\n")
-    assert json.loads(last) == {"safetensors": len(data)}
-    assert data == arrays.to_bytes()
+    assert (json.loads(last), data) == ({"safetensors": len(data)}, arrays.to_bytes())
     monkeypatch.setattr(server, "answer", reporting)
     lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
     assert [json.loads(line) for line in lines.text.splitlines()] == [

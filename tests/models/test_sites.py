@@ -181,8 +181,7 @@ def test_sites_are_those_of_a_plain_run(case: Case, how: str) -> None:
         return  # its positions are biases of pairs
     spans = case.subwords()
     found = case.encode(spans, how)
-    assert tuple(found) == SITES
-    assert {len(vectors) for vectors in found.values()} == {3, 4}
+    assert (tuple(found), {len(vectors) for vectors in found.values()}) == (SITES, {3, 4})
     bounds = case.tokenized.bounds
     for sentence in range(len(case.sentences)):
         expected, weights = case.expected(sentence)

@@ -47,8 +47,7 @@ def test_rows_by_type(tmp_path_factory: pytest.TempPathFactory, types: list[int]
 
 def test_rows_by_type_leave_no_file(tmp_path: Path) -> None:
     with rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
-        assert rows.tolist() == list(range(100))
-        assert list(tmp_path.iterdir()) == []
+        assert (rows.tolist(), list(tmp_path.iterdir())) == (list(range(100)), [])
 
 
 @pytest.mark.parametrize("occurrences", [[0, 0, 2], [1, 0, 2], [0, 2, 1], [0, 1, 3]])
@@ -70,8 +69,7 @@ def test_partitions_cover_all_rows_once(rows: int, layers: int, hidden_size: int
     assert size & (size - 1) == 0
     assert size >= 256
     assert size == 256 or layout.partition_nbytes <= SHARD_NBYTES
-    assert layout.span(0)[0] == 0
-    assert layout.span(layout.n_partitions - 1)[1] == rows
+    assert (layout.span(0)[0], layout.span(layout.n_partitions - 1)[1]) == (0, rows)
     if layout.n_partitions > 1:
         assert layout.span(0)[1] == layout.span(1)[0] == size
     assert size == 256 or size // 2 < rows

@@ -86,8 +86,7 @@ def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
     made.fill(path)
     store = open_store(path)
     assert list(store.index.words) == list(store.index.text) == [""]
-    assert store.index.labels == {}
-    assert store.index.source.tolist() == [7]
+    assert (store.index.labels, store.index.source.tolist()) == ({}, [7])
     assert verify(path).ok
 
 
