@@ -123,15 +123,9 @@ def test_a_list_of_layers_may_name_the_last(function: Any, options: dict[str, An
 
 
 FAILURES = {
-    "EmbstoreError",
-    "DeviceMemoryError",
-    "ExecutorError",
-    "MissingRowsError",
-    "NonFiniteError",
-    "StorageError",
-    "StoreBusyError",
-    "StoreDamagedError",
-}
+    "EmbstoreError", "DeviceMemoryError", "ExecutorError", "MissingRowsError", "NonFiniteError", "StorageError",
+    "StoreBusyError", "StoreDamagedError",
+}  # fmt: skip
 
 
 def test_each_exception_ends_the_command_with_its_status() -> None:

@@ -71,13 +71,9 @@ def test_conllu(tmp_path: Path) -> None:
 
 def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -> None:
     rows = [
-        "1 He SpaceAfter=No",
-        "2 , _",
-        "3-4 don't SpaceAfter=No|x=y",
-        "3 do _",
-        "4 n't _",
+        "1 He SpaceAfter=No", "2 , _", "3-4 don't SpaceAfter=No|x=y", "3 do _", "4 n't _",
         "5 , CorrectSpaceAfter=No",
-    ]
+    ]  # fmt: skip
     rows += ["6-7 du _", "6 de _", "7 le SpaceAfter=No", "8 New_York SpaceAfter=No", "9 . SpaceAfter=No", "10-11 x _"]
     lines = []
     for row in rows:

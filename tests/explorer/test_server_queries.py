@@ -52,14 +52,9 @@ def run(stores: list[Explored], name: str, **params: Any) -> Any:
 def test_stores_are_described(one: list[Explored], store: es.Store) -> None:
     (found,) = run(one, "stores")
     assert {name: found[name] for name in ("name", "layers", "dim", "rows", "types", "sentences", "finished")} == {
-        "name": "s",
-        "layers": [0, 2, 5],
-        "dim": 6,
-        "rows": store.n_rows,
-        "types": 6,
-        "sentences": 120,
+        "name": "s", "layers": [0, 2, 5], "dim": 6, "rows": store.n_rows, "types": 6, "sentences": 120,
         "finished": True,
-    }
+    }  # fmt: skip
     assert found["labels"] == [{"name": "upos", "values": ["NOUN", "DET", "X"]}]
     assert found["can_encode"] is False, "its model is nowhere"
 

@@ -86,15 +86,10 @@ def slide(inputs, reach=40):
 @pytest.mark.parametrize(
     ("change", "chosen"),
     [
-        (dict, "varlen"),
-        (without_bounds, "packed"),
-        (ignore_packing, "padded"),
-        (ignore_positions, "padded"),
-        (refuse_packing, "padded"),
-        (slide, "padded"),
-        (ignore_masks, "equal"),
+        (dict, "varlen"), (without_bounds, "packed"), (ignore_packing, "padded"), (ignore_positions, "padded"),
+        (refuse_packing, "padded"), (slide, "padded"), (ignore_masks, "equal"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.quick(2)
 def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     meddle(encoder, change)

@@ -101,14 +101,8 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
         columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
     assert list(column_faults(columns, metadata)) == []
     assert {name.split("/")[0] for name in columns} >= {
-        "contexts",
-        "documents",
-        "labels",
-        "sentences",
-        "subwords",
-        "types",
-        "words",
-    }
+        "contexts", "documents", "labels", "sentences", "subwords", "types", "words",
+    }  # fmt: skip
     found = 0
     for name, column in columns.items():
         for other in changed_columns(column):
