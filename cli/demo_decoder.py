@@ -53,13 +53,15 @@ def print_decoder(store: es.Store) -> None:
     ])  # fmt: skip
     print("\nThe next subword as each layer predicts it (logit lens): how often it is the likeliest, its median rank,")
     print("and the mean entropy in bits.\n")
+    import polars as pl
+
     lens = es.lens(store).drop_nulls("next")
-    groups = ((layer, lens.filter(lens["layer"] == layer)) for layer in store.layers)
-    print_table([
-        {"layer": layer, "likeliest": f"{(some['rank'] < 1).mean():.1%}",
-         "median rank": f"{some['rank'].median():,.0f}", "entropy": f"{some['entropy'].mean():.1f}"}
-        for layer, some in groups
-    ])  # fmt: skip
+    shares = lens.group_by("layer", maintain_order=True).agg(
+        (pl.col("rank") < 1).mean().alias("likeliest"),
+        pl.col("rank").median().alias("median rank"),
+        pl.col("entropy").mean().round(1),
+    )
+    print_table([{**row, "likeliest": f"{row['likeliest']:.1%}"} for row in shares.to_dicts()])
 
 
 def _anisotropy(selection: es.store.Selection) -> np.ndarray:

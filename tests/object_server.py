@@ -266,10 +266,6 @@ def bucket(object_server: tuple[Proxy, Any], monkeypatch: pytest.MonkeyPatch) ->
 def bucket_environment(proxy: Proxy) -> dict[str, str]:
     """The variables with which s3:// leads through the proxy, for a process of its own too."""
     return {
-        "AWS_ENDPOINT_URL": proxy.url,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": "us-east-1",
-        "EMBSTORE_RETRIES": "3",
-    }
+        "AWS_ENDPOINT_URL": proxy.url, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1", "EMBSTORE_RETRIES": "3",
+    }  # fmt: skip

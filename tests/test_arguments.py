@@ -123,15 +123,9 @@ def test_a_list_of_layers_may_name_the_last(function: Any, options: dict[str, An
 
 
 FAILURES = {
-    "EmbstoreError",
-    "DeviceMemoryError",
-    "ExecutorError",
-    "MissingRowsError",
-    "NonFiniteError",
-    "StorageError",
-    "StoreBusyError",
-    "StoreDamagedError",
-}
+    "EmbstoreError", "DeviceMemoryError", "ExecutorError", "MissingRowsError", "NonFiniteError", "StorageError",
+    "StoreBusyError", "StoreDamagedError",
+}  # fmt: skip
 
 
 def test_each_exception_ends_the_command_with_its_status() -> None:
@@ -155,10 +149,7 @@ def test_a_block_restores_what_held_before() -> None:
             assert settings() == Settings(device="cpu", threads=2, memory="1GiB")
         assert settings() == inside
     assert settings() == Settings()
-
-
-def test_without_a_block_settings_stay() -> None:
-    with config():
+    with config():  # without a block they stay
         config(threads=3)
         assert settings().threads == 3
     assert settings() == Settings()
@@ -197,5 +188,4 @@ def test_threads_do_not_change_the_settings_of_each_other() -> None:
 def test_a_wrong_setting_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         config(**changes)
-    assert str(caught.value) == message
-    assert settings() == Settings()
+    assert (str(caught.value), settings()) == (message, Settings())

@@ -30,15 +30,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -
 @pytest.mark.parametrize(
     ("kind", "device", "chosen"),
     [
-        (None, "auto", "cpu"),
-        (None, "cpu", "cpu"),
-        ("cuda", "auto", "cuda"),
-        ("cuda", "cuda:1", "cuda:1"),
-        ("mps", "auto", "cpu"),
-        ("mps", "mps", "mps"),
-        ("xpu", "xpu:1", "xpu:1"),
+        (None, "auto", "cpu"), (None, "cpu", "cpu"), ("cuda", "auto", "cuda"), ("cuda", "cuda:1", "cuda:1"),
+        ("mps", "auto", "cpu"), ("mps", "mps", "mps"), ("xpu", "xpu:1", "xpu:1"),
     ],
-)
+)  # fmt: skip
 def test_devices(kind: str | None, device: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, kind, 2)
     assert choose_device(device) == torch.device(chosen)

@@ -53,44 +53,16 @@ USERS = {  # of these packages: the modules of commands
 }
 # Package -> the only part that may import it.
 HOME = {
-    "transformers": "models",
-    "matplotlib": "plot",
-    "typer": "cli",
-    "rich": "cli",
-    "zarr": "store",
-    "sklearn": "analysis",
-    "umap": "analysis",
-    "faiss": "analysis",
-    "obstore": "store",
-    "sentencex": "corpus",
-    "spacy": "corpus",
-    "ray": "executors",
-    "duckdb": "database",
-    "starlette": "explorer",
-    "uvicorn": "explorer",
+    "transformers": "models", "matplotlib": "plot", "typer": "cli", "rich": "cli", "zarr": "store",
+    "sklearn": "analysis", "umap": "analysis", "faiss": "analysis", "obstore": "store", "sentencex": "corpus",
+    "spacy": "corpus", "ray": "executors", "duckdb": "database", "starlette": "explorer", "uvicorn": "explorer",
     "tqdm": "progress",
-}
+}  # fmt: skip
 SLOW = ["pydantic", "scipy", "asyncio", "rich", "tqdm"]  # others that commands need not wait for
 HEAVY = [
-    "torch",
-    "transformers",
-    "zarr",
-    "h5py",
-    "faiss",
-    "numba",
-    "sklearn",
-    "umap",
-    "polars",
-    "numpy",
-    "matplotlib",
-    "jsonschema",
-    "rich",
-    "obstore",
-    "ray",
-    "tqdm",
-    "spacy",
-    "sentencex",
-]
+    "torch", "transformers", "zarr", "h5py", "faiss", "numba", "sklearn", "umap", "polars", "numpy", "matplotlib",
+    "jsonschema", "rich", "obstore", "ray", "tqdm", "spacy", "sentencex",
+]  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -16,12 +16,9 @@ import embstore as es
 from tests.documents import ROOT
 
 FOLDERS = {
-    "embstore": "embstore",
-    "schemas": "embstore/schemas",
-    "cli": "embstore_cli",
-    "explorer": "embstore_explorer",
+    "embstore": "embstore", "schemas": "embstore/schemas", "cli": "embstore_cli", "explorer": "embstore_explorer",
     "studies": "embstore_studies",
-}
+}  # fmt: skip
 COMPILED = {".c", ".h", ".pyx"}  # sources of the extension, in the sdist only
 BUILD = "from setuptools import setup; setup()"
 

@@ -202,10 +202,8 @@ def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
     shown = sentence_attention(" ".join(words), model=models["bert"], layers=[3, 1], heads=[2])
     plain = Plain(models["bert"], specials=(1, 1), causal=False)
     maps, _ = maps_of(plain.model, plain.tokenizer, words)
-    assert shown.layers == (1, 3)
-    assert shown.heads == (2,)
-    assert shown.subwords[0] == "[CLS]"
-    assert shown.subwords[-1] == "[SEP]"
+    assert (shown.layers, shown.heads) == ((1, 3), (2,))
+    assert (shown.subwords[0], shown.subwords[-1]) == ("[CLS]", "[SEP]")
     assert len(shown.subwords) == maps.shape[-1]
     np.testing.assert_allclose(shown.values, maps[[0, 2]][:, [2]], atol=1e-5)
     text = "  The cat,\n\tdidn't  sit. "

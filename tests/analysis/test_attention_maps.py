@@ -209,8 +209,7 @@ def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
     assert isinstance(tokens, Tokens)
     assert tokens.n_words.tolist() == [5]
     assert inputs["token_type_ids"].sum() == int(tokens.lengths[0] - tokens.pairs[0, 1]) > 3
-    assert tokens.kinds["sep"].sum() == 2
-    assert tokens.kinds["punctuation"].sum() == 1
+    assert (tokens.kinds["sep"].sum(), tokens.kinds["punctuation"].sum()) == (2, 1)
     shown = es.analysis.sentence_attention(pair, model=folder, layers=1)
     assert shown.subwords == tuple(load(folder)[1]("the cat", "a mat .", truncation=False, padding=False).tokens())
 

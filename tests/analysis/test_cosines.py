@@ -14,22 +14,10 @@ import torch
 
 from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines
 from embstore.analysis.geometry.moments import Moments
-from embstore.analysis.neighbors.exact import exact_search
-from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.analysis.scan import scan
-from embstore.errors import NonFiniteError
 from embstore.store import Store
 from tests.analysis.test_geometry import mean_cosine, states_of, within_sentence
 from tests.analysis.word_store import write_words
-
-
-@pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
-def test_infinite_and_nan_halves_are_refused_with_their_row(metric: str) -> None:
-    for value in (np.inf, -np.inf, np.nan):
-        vectors = np.ones((40, 24), np.float16)
-        vectors[29, 23] = value
-        with pytest.raises(NonFiniteError, match="row 29"):
-            exact_search(ArrayVectors(vectors), np.ones(24), k=3, space=Space(metric))
 
 
 @pytest.fixture(scope="module", params=["float16", "float32", "bfloat16", "int8"])

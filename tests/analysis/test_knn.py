@@ -299,13 +299,8 @@ def test_equal_labels_share_the_prediction_in_f1(tmp_path: Path) -> None:
     store = write_senses(tmp_path / "s.zarr", listed, sentence=1)
     found = knn_labels(store.select(rows=[2, 3]), label="class", train=store.select(rows=[0, 1]))
     assert found.by_word().row(0, named=True) == {
-        "word": "bank",
-        "count": 2,
-        "accuracy": 0.5,
-        "f1": 0.5,
-        "baseline": 0.5,
-        "chance": 0.5,
-    }
+        "word": "bank", "count": 2, "accuracy": 0.5, "f1": 0.5, "baseline": 0.5, "chance": 0.5,
+    }  # fmt: skip
 
 
 def test_averaged_layers_are_their_mean(tmp_path: Path) -> None:

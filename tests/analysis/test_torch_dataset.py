@@ -202,8 +202,7 @@ def test_selections_of_few_rows_and_of_none(made: Made) -> None:
     assert order(loader) == [5, 6, 7], "more workers than batches"
     for shuffle in ORDERS:
         empty = TorchDataset(made.store.select(rows=[]), batch_size=4, shuffle=shuffle)
-        assert list(empty) == []
-        assert len(empty) == 0
+        assert (list(empty), len(empty)) == ([], 0)
 
 
 def test_a_batch_may_be_changed(made: Made) -> None:

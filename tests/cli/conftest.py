@@ -48,6 +48,12 @@ class Work:
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
 
+    def does(self, *arguments: object) -> Ran:
+        """Run a command that succeeds and says nothing on standard error."""
+        ran = self.run(*arguments)
+        assert (ran.status, ran.err) == (0, ""), ran.err
+        return ran
+
     def refuses(self, command: str, *says: str, status: int = 2) -> None:
         """Check that a command ends in one line with all of `says`, and leaves every file as it was."""
         before = self.contents()

@@ -86,8 +86,7 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
         rf"embstore: {word}; [\d,]+ of [\d,]+ occurrences are stored: run the same command again to resume\n",
         err.decode(),
     ), err.decode()
-    assert process.returncode == 128 + number
-    assert names(folder) == {"new.zarr"}
+    assert (process.returncode, names(folder)) == (128 + number, {"new.zarr"})
     assert names(temporary) == set()
 
     monkeypatch.chdir(folder)
@@ -110,12 +109,6 @@ def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
     ran = run_process("info", "gone.zarr", cwd=tmp_path, env=environment(PYTHONPATH=str(tmp_path)))
     assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
-
-
-def test_devices_are_named_in_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("the old bank\n")
-    ran = run_process("extract", "a.txt", "new.zarr", "-m", "random:4", "--devices", "x", cwd=tmp_path)
-    assert ran.err == "embstore: unknown device 'x': give numbers of GPUs such as 0,1, or cpu\n"
 
 
 def test_a_deleted_working_directory_is_one_line(
@@ -267,9 +260,11 @@ def test_idle_threads_sleep_but_where_the_user_has_set_that(
     assert {each: os.environ[each] for each in VARIABLES if each in os.environ} == {name: "7"}
 
 
-@pytest.mark.parametrize("threads", ["0", "1025", "many"])
-def test_bad_numbers_of_threads(work: Work, threads: str) -> None:
-    work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)
+def test_bad_numbers_of_threads_and_devices(work: Work) -> None:
+    for threads in ("0", "1025", "many"):
+        work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)
+    unknown = "unknown device 'x': give numbers of GPUs such as 0,1, or cpu\n"
+    work.refuses("extract corpus.txt x.zarr --model random:8 --devices x", unknown)
 
 
 STEERING = ["\x1b]0;pwned\x07", "b\x9b31mad", "\u202etxet", "\x1b[2J"]

@@ -71,13 +71,9 @@ def test_conllu(tmp_path: Path) -> None:
 
 def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -> None:
     rows = [
-        "1 He SpaceAfter=No",
-        "2 , _",
-        "3-4 don't SpaceAfter=No|x=y",
-        "3 do _",
-        "4 n't _",
+        "1 He SpaceAfter=No", "2 , _", "3-4 don't SpaceAfter=No|x=y", "3 do _", "4 n't _",
         "5 , CorrectSpaceAfter=No",
-    ]
+    ]  # fmt: skip
     rows += ["6-7 du _", "6 de _", "7 le SpaceAfter=No", "8 New_York SpaceAfter=No", "9 . SpaceAfter=No", "10-11 x _"]
     lines = []
     for row in rows:
@@ -256,10 +252,8 @@ def test_an_iterator_can_be_read_only_once_and_an_iterable_again() -> None:
 def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expected: list[str]) -> None:
     given = Sentence(["ＡＢ", "E\u0301", "ﬁ", "´", "İ"], {"lemma": ["ＡＢ"] * 5}, [(0, 2)])
     (found,) = open_corpus([given], normalize=normalize)
-    assert list(found.words) == expected
-    assert found.labels == given.labels
-    assert found.targets == given.targets
-    assert found.text == " ".join(expected)
+    assert (list(found.words), found.labels) == (expected, given.labels)
+    assert (found.targets, found.text) == (given.targets, " ".join(expected))
     spaced = Sentence(["ﬁ", "İs"], {}, (), Document(" «ﬁ  İs»\n"), " «ﬁ  İs»\n", [2, 5], 1, 8)
     (found,) = open_corpus([spaced], normalize=normalize)
     first, second = found.words

@@ -190,11 +190,7 @@ def test_a_label_column_that_is_not_there() -> None:
 def test_rules_as_json() -> None:
     given_rules = Keep(words={"b", "a"}, max_contexts=100, per="class", seed=7)  # type: ignore[arg-type]
     assert json.loads(json.dumps(given_rules.as_json())) == {
-        "words": ["a", "b"],
-        "min_contexts": 1,
-        "max_contexts": 100,
-        "per": "class",
-        "seed": 7,
-    }
+        "words": ["a", "b"], "min_contexts": 1, "max_contexts": 100, "per": "class", "seed": 7,
+    }  # fmt: skip
     assert given_rules == Keep(words=frozenset("ab"), max_contexts=100, per="class", seed=7)
     assert Keep().as_json()["words"] is None

@@ -494,14 +494,8 @@ def test_every_function_of_duckdb_is_allowed_or_refused(made: Made) -> None:
     calls = {name: set(re.findall(r"(\w+)\"?\(", text)) for name, kind, _, text in rows if kind == "macro" and text}
     assert {name for name, called in calls.items() if called & database.REFUSED} <= database.REFUSED
     assert {kind for _, kind, *_ in rows} <= {
-        "aggregate",
-        "macro",
-        "pragma",
-        "scalar",
-        "table",
-        "table_macro",
-        "window",
-    }
+        "aggregate", "macro", "pragma", "scalar", "table", "table_macro", "window",
+    }  # fmt: skip
 
 
 def test_the_settings_of_the_database_are_locked(made: Made, tmp_path: Path) -> None:

@@ -52,14 +52,9 @@ def run(stores: list[Explored], name: str, **params: Any) -> Any:
 def test_stores_are_described(one: list[Explored], store: es.Store) -> None:
     (found,) = run(one, "stores")
     assert {name: found[name] for name in ("name", "layers", "dim", "rows", "types", "sentences", "finished")} == {
-        "name": "s",
-        "layers": [0, 2, 5],
-        "dim": 6,
-        "rows": store.n_rows,
-        "types": 6,
-        "sentences": 120,
+        "name": "s", "layers": [0, 2, 5], "dim": 6, "rows": store.n_rows, "types": 6, "sentences": 120,
         "finished": True,
-    }
+    }  # fmt: skip
     assert found["labels"] == [{"name": "upos", "values": ["NOUN", "DET", "X"]}]
     assert found["can_encode"] is False, "its model is nowhere"
 
@@ -231,8 +226,7 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
             pass
         gate.set()
         together = [each.result() for each in asked]
-    assert together == alone
-    assert max(sizes) == 4
+    assert (together, max(sizes)) == (alone, 4)
     assert sum(sizes) == 3 * 30
     assert not searches.waiting
 
@@ -272,8 +266,7 @@ def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.
         own = nearest.filter(cluster=each["cluster"])["occurrence"].to_list()
         assert [example["row"] for example in each["examples"]] == own
     best = run(one, "senses", word="bank")
-    assert best["layer"] == 5
-    assert best["silhouette"] == es.senses(store, "bank").silhouette
+    assert (best["layer"], best["silhouette"]) == (5, es.senses(store, "bank").silhouette)
 
 
 def test_geometry_and_cka_are_those_of_the_public_functions(one: list[Explored], store: es.Store) -> None:

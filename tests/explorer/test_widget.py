@@ -55,8 +55,7 @@ def test_messages_are_answered_as_the_server_does(
 ) -> None:
     messages, buffers = ask(widget, name, **params)
     data, kind = encoded(answer(explored([store]), name, params))
-    assert messages[-1] == {"id": 7, "kind": kind}
-    assert buffers == [data]
+    assert (messages[-1], buffers) == ({"id": 7, "kind": kind}, [data])
 
 
 def test_errors_are_one_line(widget: Any) -> None:

@@ -125,8 +125,7 @@ def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
             es.extract(plan, path)
         groups = np.unique(missing // 4).tolist()
         assert plan.encoder.calls == [int(np.diff(plan.groups.span(group))[0]) for group in groups]  # type: ignore[attr-defined]
-        assert all_files(path) == whole[suffix]
-        assert seen[-1] == plan.layout.n_rows
+        assert (all_files(path), seen[-1]) == (whole[suffix], plan.layout.n_rows)
         assert seen == sorted(seen)
 
 

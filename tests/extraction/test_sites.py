@@ -32,8 +32,7 @@ def plan(**options: Any) -> es.extraction.Plan:
 
 def require_all_sites(path: Path, *, layers: tuple[int, ...] = (0, 1, 2)) -> None:
     store = es.open(path)
-    assert store.sites == SITES
-    assert store.layers == layers
+    assert (store.sites, store.layers) == (SITES, layers)
     assert store.finished
     assert es.verify(path).ok
     residual = store.select(layers=[layer for layer in layers if layer]).vectors()
@@ -63,12 +62,10 @@ def test_each_site_is_stored(tmp_path: Path, suffix: str) -> None:
 def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
     es.extract(plan(), tmp_path / "x.zarr")
     query = es.open(f"{tmp_path}/x.zarr#query")
-    assert query.hidden_size == 6
-    assert query.layers == (1, 2)
+    assert (query.hidden_size, query.layers) == (6, (1, 2))
     assert len(query) == query.n_rows
     digests = {es.open(tmp_path / "x.zarr", site=site).digest for site in SITES}
-    assert len(digests) == 3
-    assert query.digest == query.site("value").site("query").digest
+    assert (len(digests), query.digest) == (3, query.site("value").site("query").digest)
     copy = pickle.loads(pickle.dumps(query))
     np.testing.assert_array_equal(copy.vectors([0, 3], layers=2)[0], query.vectors([0, 3], layers=2)[0])
     with pytest.raises(InvalidValueError, match="no site 'key': it has residual, query, value"):
@@ -80,8 +77,7 @@ def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_without_the_residual_stream(tmp_path: Path, suffix: str) -> None:
     store = es.extract(plan(sites="value, query", layers="1-2"), tmp_path / f"x{suffix}")
-    assert store.sites == ("query", "value")
-    assert store.source.layout.site == "query"
+    assert (store.sites, store.source.layout.site) == (("query", "value"), "query")
     assert store.hidden_size == 6
     assert es.verify(store.path).ok
     assert store.finished

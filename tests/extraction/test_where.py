@@ -298,8 +298,7 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ("where", keep.where) in made.lines()
     before = all_files(path)
     es.extract(made, path)
-    assert all_files(path) == before
-    assert es.extraction.options_of(path).keep == keep
+    assert (all_files(path), es.extraction.options_of(path).keep) == (before, keep)
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.keep\.where"):
         es.extract(plan_of(texts, model=model), path)
     with Processes(2) as executor:

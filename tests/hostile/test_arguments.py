@@ -27,22 +27,8 @@ from tests.resilience.conftest import campaign
 from tests.store_making import make_store
 
 TEXTS = [
-    "",
-    " ",
-    "\x00",
-    "\udcff",
-    "\ud800",
-    "x" * 5000,
-    "../..",
-    "a\nb",
-    "%s{}",
-    "nan",
-    "=",
-    ",",
-    "１",
-    "0x1",
-    "1e400",
-]
+    "", " ", "\x00", "\udcff", "\ud800", "x" * 5000, "../..", "a\nb", "%s{}", "nan", "=", ",", "１", "0x1", "1e400",
+]  # fmt: skip
 NUMBERS = [-1, 0, 10**20, -(10**20), float("nan"), float("inf"), 1.5, int("9" * 4000)]
 PATHS = ["gone/none", "folder", "corpus.txt", "loop", "empty", "store.zarr/zarr.json"]
 VALUES: list[Any] = [
@@ -159,12 +145,8 @@ def leaves() -> dict[str, Any]:
 
 ARGUMENTS = {"corpus": "corpus.txt", "data": "store.zarr", "vectors": "vectors.txt", "out": "new.zarr", "word": "bank"}
 REQUIRED = {
-    "--model": "model",
-    "--label": "upos",
-    "--train": "corpus.txt",
-    "--test": "corpus.txt",
-    "--dev": "corpus.txt",
-}
+    "--model": "model", "--label": "upos", "--train": "corpus.txt", "--test": "corpus.txt", "--dev": "corpus.txt",
+}  # fmt: skip
 
 
 def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:

@@ -122,21 +122,14 @@ COLUMNS = [
         "occurrences": ("type", "sentence", "position", "subwords", "labels/upos"),
         "types": ("form_offsets", "form_bytes", "indptr", "occurrences"),
         "sentences": (
-            "text_offsets",
-            "text_bytes",
-            "start",
-            "stop",
-            "word_indptr",
-            "subword_indptr",
-            "indptr",
-            "source",
+            "text_offsets", "text_bytes", "start", "stop", "word_indptr", "subword_indptr", "indptr", "source",
         ),
         "words": ("start", "stop", "subword", "subwords"),
         "subwords": ("id",),
         "labels/upos": ("name_offsets", "name_bytes"),
     }.items()
     for name in names
-]
+]  # fmt: skip
 ARRAYS = ("hidden_states", "occurrences/subwords", "commits")
 
 

@@ -126,8 +126,7 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     expected, _ = encoded(whole)
     parts = {name.partition(".")[0] for name, _ in whole.network.model.named_parameters()}
     encoder = load_encoder(tmp_path, device_map={**dict.fromkeys(parts, "disk"), min(parts): "cpu"})
-    assert encoder.info == whole.info
-    assert encoder.device.type == "cpu"
+    assert (encoder.info, encoder.device.type) == (whole.info, "cpu")
     assert encoder.network.weights_nbytes < whole.network.weights_nbytes
     assert relative_error(encoded(encoder)[0], expected) < 2e-5
     assert capfd.readouterr() == ("", "")

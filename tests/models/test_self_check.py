@@ -21,7 +21,7 @@ from embstore.models.transformer import layers, probing
 from embstore.models.transformer.inputs import additive
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
-from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
+from tests.models.oracle import gather, relative_error, tokenize, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, save
 
 GAINS_BY_PACKING = layers.gains_by_packing  # before the fixture of all tests
@@ -86,15 +86,10 @@ def slide(inputs, reach=40):
 @pytest.mark.parametrize(
     ("change", "chosen"),
     [
-        (dict, "varlen"),
-        (without_bounds, "packed"),
-        (ignore_packing, "padded"),
-        (ignore_positions, "padded"),
-        (refuse_packing, "padded"),
-        (slide, "padded"),
-        (ignore_masks, "equal"),
+        (dict, "varlen"), (without_bounds, "packed"), (ignore_packing, "padded"), (ignore_positions, "padded"),
+        (refuse_packing, "padded"), (slide, "padded"), (ignore_masks, "equal"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.quick(2)
 def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     meddle(encoder, change)
@@ -239,8 +234,7 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     forwards[module] = lambda inputs: 1.001 * forward(inputs)
     tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
-    assert encoder.batching == "varlen"
-    assert encoder.network.packed.nbytes == 0
+    assert (encoder.batching, encoder.network.packed.nbytes) == ("varlen", 0)
     encoder.free()
     assert encoder.network.packed.nbytes == 0, "nor are they packed when they are loaded again"
 
@@ -274,16 +268,6 @@ def test_hidden_states_that_are_not_finite_are_refused(encoder):
         encoder.network.model.embeddings.word_embeddings.weight[:] = 3e38
     with pytest.raises(ModelError, match=r"layer 0 .* not finite in float32"):
         encoder.self_check(tokenize(encoder, SENTENCES), layers=(0,), pooling="mean")
-
-
-def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
-    tokenized = tokenize(encoder, SENTENCES)
-    spans, names = word_spans(tokenized)
-    script = PlainScript.open(tmp_path)
-    for pooling in ("mean", "first", "last", "max"):
-        vectors = encoder.plain_vectors(tokenized, spans, layers=(0, 1, 2, 3), pooling=pooling)
-        expected = np.stack([script.span(SENTENCES[s], w, w + 1, pooling) for s, w in names], axis=1)
-        assert relative_error(vectors, expected) < 2e-5
 
 
 CAUSAL = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe")

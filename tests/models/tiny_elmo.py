@@ -15,13 +15,9 @@ Array = NDArray[np.float64]
 
 LSTM = {"cell_clip": 0.4, "proj_clip": 0.3, "use_skip_connections": True, "n_layers": 2, "projection_dim": 6, "dim": 10}
 CNN = {
-    "embedding": {"dim": 3},
-    "filters": [[1, 4], [2, 5], [4, 6]],
-    "n_highway": 2,
-    "n_characters": 262,
-    "max_characters_per_token": 50,
-    "activation": "relu",
-}
+    "embedding": {"dim": 3}, "filters": [[1, 4], [2, 5], [4, 6]], "n_highway": 2, "n_characters": 262,
+    "max_characters_per_token": 50, "activation": "relu",
+}  # fmt: skip
 
 
 def save_elmo(

@@ -277,8 +277,7 @@ def test_splits_are_disjoint_and_complete(
     split = split_words(train, test, dev_share=share, seed=seed)
     parts = [set(split.of(part)) for part in SPLITS]
     assert len(parts[0] | parts[1] | parts[2]) == sum(map(len, parts)) == len(train) + len(test)
-    assert parts[0] | parts[1] == set(train)
-    assert len(parts[1]) == count
+    assert (parts[0] | parts[1], len(parts[1])) == (set(train), count)
     for part in SPLITS:
         for word, names in split.of(part).items():
             assert names == tuple(sorted(set((train if word in train else test)[word])))
@@ -290,8 +289,7 @@ def test_splits_are_disjoint_and_complete(
 def test_another_seed_draws_other_words() -> None:
     train, test = {f"w{number}": ["a"] for number in range(50)}, {"x": ["a"]}
     drawn = {frozenset(split_words(train, test, seed=seed).dev) for seed in range(5)}
-    assert len(drawn) == 5
-    assert {len(words) for words in drawn} == {10}
+    assert (len(drawn), {len(words) for words in drawn}) == (5, {10})
 
 
 def test_words_in_two_lists_are_refused_by_name() -> None:

@@ -35,14 +35,10 @@ def train_split(made: Made) -> EdgeSplit:
 @pytest.mark.parametrize(
     ("kind", "pairs", "longest", "unit"),
     [
-        ("mlp", False, 1, "word"),
-        ("mlp", False, 3, "word"),
-        ("mlp", True, 1, "word"),
-        ("mlp", True, 3, "subword"),
-        ("linear", False, 1, "word"),
-        ("linear", True, 3, "subword"),
+        ("mlp", False, 1, "word"), ("mlp", False, 3, "word"), ("mlp", True, 1, "word"), ("mlp", True, 3, "subword"),
+        ("linear", False, 1, "word"), ("linear", True, 3, "subword"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("batch_size", [3, 12])  # of fewer and of more targets than numbers in a vector
 @pytest.mark.quick(3)
 def test_batched_probes_have_the_logits_and_gradients_of_one_alone(

@@ -102,8 +102,7 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
                     else:
                         probability = logits[0, place].double().sigmoid().numpy()
                         bits -= float(np.log2(np.where(gold, probability, 1 - probability)).sum())
-        assert row["value"] == pytest.approx(bits, rel=1e-4)
-        assert row["count"] == len(train)
+        assert (row["value"], row["count"]) == (pytest.approx(bits, rel=1e-4), len(train))
     uniform = lengths(found, "uniform_length")[None]
     assert uniform == pytest.approx(each * len(train))
     for layer, length in lengths(code(made, **options), "code_length").items():

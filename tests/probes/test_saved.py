@@ -145,8 +145,7 @@ def test_links_and_rights_of_files_are_those_of_any_file(saved: Path, tmp_path: 
     probe.set_params(label="other")
     probe.save(link)
     assert link.is_symlink()
-    assert load(target).label == "other"
-    assert target.stat().st_mode == plain.stat().st_mode
+    assert (load(target).label, target.stat().st_mode) == ("other", plain.stat().st_mode)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidValueError, match="pipe exists and is not a file of saved probes"):
         probe.save(tmp_path / "pipe")

@@ -202,5 +202,4 @@ def test_a_damaged_store_in_a_read_only_folder_is_not_changed(closed: Path, refe
     closed.chmod(0o555)
     with without_privileges(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied"):
         es.extract(plan, path, repair=True)
-    assert tree(path) == before
-    assert [item.name for item in closed.iterdir()] == [path.name]
+    assert (tree(path), [item.name for item in closed.iterdir()]) == (before, [path.name])

@@ -59,8 +59,7 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
     again = export(back, tmp_path / f"again{source.path.suffix}")
     for store in (there, back, again):
         np.testing.assert_array_equal(values(store), values(source))
-        assert table(store) == table(source)
-        assert store.metadata == source.metadata
+        assert (table(store), store.metadata) == (table(source), source.metadata)
         assert store.finished
         assert verify(store.path).ok
     assert all_files(again.path) == all_files(source.path)
@@ -229,8 +228,7 @@ def test_an_interrupted_export_is_resumed(
     written.clear()
     monkeypatch.setattr(StoreWriter, "write", lambda *arguments: (write(*arguments), written.append(arguments[1])))
     resumed = export(part, out, dtype=dtype)
-    assert written == [1, 2]
-    assert all_files(resumed.path) == all_files(uninterrupted.path)
+    assert (written, all_files(resumed.path)) == ([1, 2], all_files(uninterrupted.path))
     with pytest.raises(InvalidValueError, match="exists already"):
         export(part, out, dtype=dtype)
     assert all_files(out) == all_files(uninterrupted.path)

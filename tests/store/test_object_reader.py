@@ -127,13 +127,9 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path, monke
     far = open_store(f"{bucket.url}/{KEY}")
     opening = [request.key.removeprefix(f"{KEY}/") for request in bucket.proxy.requests]
     assert sorted(set(opening)) == [
-        "appended/0001.zarr/zarr.json",
-        "commits/c/0/0",
-        "hidden_states/.appended/parts.json",
-        "hidden_states/zarr.json",
-        "scale/zarr.json",
-        "zarr.json",
-    ]
+        "appended/0001.zarr/zarr.json", "commits/c/0/0", "hidden_states/.appended/parts.json",
+        "hidden_states/zarr.json", "scale/zarr.json", "zarr.json",
+    ]  # fmt: skip
     bucket.proxy.reset()
     monkeypatch.setattr(source, "CHECKED_NBYTES", 0)
     rows = far.index.rows_of(0)

@@ -47,8 +47,7 @@ def test_rows_by_type(tmp_path_factory: pytest.TempPathFactory, types: list[int]
 
 def test_rows_by_type_leave_no_file(tmp_path: Path) -> None:
     with rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
-        assert rows.tolist() == list(range(100))
-        assert list(tmp_path.iterdir()) == []
+        assert (rows.tolist(), list(tmp_path.iterdir())) == (list(range(100)), [])
 
 
 @pytest.mark.parametrize("occurrences", [[0, 0, 2], [1, 0, 2], [0, 2, 1], [0, 1, 3]])
@@ -70,8 +69,7 @@ def test_partitions_cover_all_rows_once(rows: int, layers: int, hidden_size: int
     assert size & (size - 1) == 0
     assert size >= 256
     assert size == 256 or layout.partition_nbytes <= SHARD_NBYTES
-    assert layout.span(0)[0] == 0
-    assert layout.span(layout.n_partitions - 1)[1] == rows
+    assert (layout.span(0)[0], layout.span(layout.n_partitions - 1)[1]) == (0, rows)
     if layout.n_partitions > 1:
         assert layout.span(0)[1] == layout.span(1)[0] == size
     assert size == 256 or size // 2 < rows
@@ -103,14 +101,8 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
         columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
     assert list(column_faults(columns, metadata)) == []
     assert {name.split("/")[0] for name in columns} >= {
-        "contexts",
-        "documents",
-        "labels",
-        "sentences",
-        "subwords",
-        "types",
-        "words",
-    }
+        "contexts", "documents", "labels", "sentences", "subwords", "types", "words",
+    }  # fmt: skip
     found = 0
     for name, column in columns.items():
         for other in changed_columns(column):
@@ -179,19 +171,16 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
     assert bfloat16_bits(values).tolist() == [nearest_bfloat16(value) for value in values]
 
 
-def test_bfloat16_keeps_what_is_not_a_number() -> None:
+def test_bfloat16_of_every_bits_is_itself_and_not_a_number_stays_none() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    values = float32_of_bfloat16(bits)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(bfloat16_bits(values)[numbers], bits[numbers])
     values = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000], np.uint32).view(np.float32)
     assert np.isnan(float32_of_bfloat16(bfloat16_bits(values))).all()
     infinite = np.array([np.inf, -np.inf, -0.0], np.float32)
     np.testing.assert_array_equal(float32_of_bfloat16(bfloat16_bits(infinite)), infinite)
     assert np.signbit(float32_of_bfloat16(bfloat16_bits(infinite))).tolist() == [False, True, True]
-
-
-def test_bfloat16_of_every_bits_is_itself() -> None:
-    bits = np.arange(2**16, dtype=np.uint16)
-    values = float32_of_bfloat16(bits)
-    numbers = ~np.isnan(values)
-    np.testing.assert_array_equal(bfloat16_bits(values)[numbers], bits[numbers])
 
 
 def test_int8_is_within_half_a_step() -> None:

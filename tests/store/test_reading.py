@@ -146,8 +146,7 @@ def test_views_are_the_mapped_file_and_cannot_be_written(tmp_path: Path, suffix:
 def test_buffers_are_reused(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
     addresses = [block.ctypes.data for _, block in store.scan(0, block_rows=50)]
-    assert len(addresses) == 20
-    assert len(set(addresses)) == 2
+    assert (len(addresses), len(set(addresses))) == (20, 2)
 
 
 @contextmanager
@@ -416,8 +415,7 @@ def test_a_quick_item_between_slow_ones_keeps_the_thread_away(monkeypatch: pytes
         now[0] += seconds[number]
         threads.append(threading.current_thread() is not threading.main_thread())
 
-    assert len(list(read_ahead(read, 8))) == 8
-    assert threads == [False] * 6 + [True] * 2
+    assert (len(list(read_ahead(read, 8))), threads) == (8, [False] * 6 + [True] * 2)
 
 
 @pytest.mark.parametrize("wrong", [0, 5])

@@ -66,8 +66,7 @@ def test_any_conditions(made: Made, wanted: dict[str, Any], layers: list[int]) -
     parts += [f"upos = '{wanted['tag']}'"] if "tag" in wanted else []
     selection = made.store.select(**conditions, where=" AND ".join(parts) or None, layers=layers)
     rows = oracle(made, **wanted)
-    assert selection.rows.tolist() == rows
-    assert len(selection) == len(rows)
+    assert (selection.rows.tolist(), len(selection)) == (rows, len(rows))
     places = [made.store.layers.index(layer) for layer in layers]
     np.testing.assert_array_equal(selection.vectors(), made.vectors[places][:, rows])
     blocks = list(selection.scan(block_rows=7))
@@ -138,8 +137,7 @@ def test_a_slice_of_rows_is_a_range_and_not_a_list(made: Made) -> None:
         rows = list(range(count))[chosen]
         selection = made.store.select(rows=chosen, layers=2)
         assert selection.span is not None
-        assert list(selection.span) == rows
-        assert len(selection) == len(rows)
+        assert (list(selection.span), len(selection)) == (rows, len(rows))
         blocks = list(selection.scan(block_rows=7))
         assert "rows" not in vars(selection)
         assert [row for block in blocks for row in block.rows.tolist()] == rows == selection.rows.tolist()

@@ -65,8 +65,7 @@ def test_what_exists_is_not_touched(tmp_path: Path, suffix: str) -> None:
     taken.write_text("mine")
     with pytest.raises(InvalidValueError, match="exists already"):
         made.create(taken)
-    assert taken.read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 2
+    assert (taken.read_text(), len(list(tmp_path.iterdir()))) == ("mine", 2)
 
 
 def refused(tmp_path: Path, **changes: Any) -> str:

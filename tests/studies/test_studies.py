@@ -180,13 +180,10 @@ def test_ethayarajh(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"word1\tword2\trating\n", "no pair"),
-        (b"cat\tmat\tnan\n", "not finite"),
-        (b"cat\tmat\t1\nsea\thill\n", "sea"),
-        (b"caf\xe9\tmat\t1\n", "cannot be read"),
-        (None, "has no benchmark"),
+        (b"word1\tword2\trating\n", "no pair"), (b"cat\tmat\tnan\n", "not finite"),
+        (b"cat\tmat\t1\nsea\thill\n", "sea"), (b"caf\xe9\tmat\t1\n", "cannot be read"), (None, "has no benchmark"),
     ],
-)
+)  # fmt: skip
 def test_benchmarks_that_cannot_be_used_are_refused(data: bytes | None, says: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the cat sat\n")
     if data is not None:
