@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import itertools
+import os
 import shutil
 import sys
 import traceback
@@ -133,6 +134,13 @@ def test_values_of_wrong_types(call: Any, folder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
     with pytest.raises(InvalidValueError, match=r"^[^\n]+$"):
         list(call(es.open("store.zarr")))
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_stores_have_names_of_any_bytes(suffix: str, folder: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / os.fsdecode(b"caf\xe9")) + suffix
+    es.export(str(folder / "store.zarr"), path)
+    assert es.open(path).n_rows == es.open(Path(path)).n_rows == es.open(folder / "store.zarr").n_rows
 
 
 @cache
