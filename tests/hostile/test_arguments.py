@@ -122,6 +122,8 @@ def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.
         lambda store: es.static_vectors(store).rows_of("bank"),
         lambda store: es.static_vectors(store).row_of([]),
         lambda store: es.static_vectors(store).take([0.5]),
+        lambda store: es.static_vectors(store).take(0),  # type: ignore[arg-type]
+        lambda store: es.senses(store, "bank", n_clusters=2).save([0]),  # type: ignore[arg-type]
         lambda store: es.senses(store, "bank", n_clusters=2).nearest(-1),
         lambda store: es.analysis.encode_word(store, str, layers=[0]),  # type: ignore[arg-type]
         lambda store: es.models.find_model([store]),  # type: ignore[arg-type]
