@@ -191,7 +191,8 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
     if isinstance(value, Integral) and abs(int(value)) > MAX_WHOLE:
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give a number within 64 bits")
     if isinstance(value, str):
-        is_path = any(isinstance(each, type) and issubclass(each, PathLike) for each in arms)
+        kinds = [get_origin(each) or each for each in arms]
+        is_path = any(isinstance(kind, type) and issubclass(kind, PathLike) for kind in kinds)
         try:
             value.encode("utf-8", "surrogateescape" if is_path else "strict")  # paths may hold any byte
         except UnicodeEncodeError:
@@ -209,6 +210,14 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
         first = value.ravel()[:1].tolist() if hasattr(value, "ravel") else ()  # of an array
         for member in islice(value, _CHECKED_MEMBERS) if isinstance(value, list | tuple | set | frozenset) else first:
             check_value(f"a member of {name}", member, hints[0])
+
+
+def require_utf8(path: Path) -> None:
+    """Raise InvalidValueError for a path that is not UTF-8, which Polars cannot read or write."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InvalidValueError(f"{quoted(str(path))} is not text: a table needs a name in UTF-8") from None
 
 
 def as_matrix(name: str, values: ArrayLike, *, single: bool = False) -> NDArray[Any]:

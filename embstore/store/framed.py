@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embstore.arguments import checked
 from embstore.html import html_frame
 from embstore.store.storage.files import write_frame
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 class Framed:
     """A result with a `frame`: notebooks show it below the one line of its repr, and `save` writes it."""
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a .csv, .parquet or .json file, atomically and durably.
 

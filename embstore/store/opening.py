@@ -12,13 +12,13 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from embstore.arguments import checked
 from embstore.errors import (
     InvalidValueError,
     StoreDamagedError,
     StoreFormatError,
     StoreNotFoundError,
     UnfinishedStoreWarning,
+    check_type,
     quoted,
 )
 from embstore.store.backend import SUFFIXES, Reader, open_reader, zarr_storage
@@ -43,7 +43,6 @@ Location = str | os.PathLike[str] | ObjectPath
 Members = list[tuple[Path | ObjectPath, str | None]]  # the fingerprint that each must have, where that is known
 
 
-@checked
 def open_store(
     path: Location | Sequence[Location], *, verify: Literal["lazy"] | None = None, site: str | None = None
 ) -> Store:
@@ -66,6 +65,7 @@ def open_store(
     InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of
     vectors, StoreDamagedError, StorageError.
     """
+    check_type("site", site, (str, type(None)), "the name of a site")
     if isinstance(path, str) and site is None and path.partition("#")[0].endswith((*SUFFIXES, LISTING)):
         path, _, site = path.partition("#")
     options: dict[str, Any] = {"verify": verify, "site": site or None}

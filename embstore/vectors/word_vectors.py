@@ -81,8 +81,8 @@ class WordVectors:
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Self:
         """Return the words of these distinct rows, in this order. Raises InvalidValueError for a row that is none."""
         chosen = np.asarray(rows)
-        if chosen.size and chosen.dtype.kind not in "iu":
-            raise InvalidValueError(f"rows {quoted(rows)} are not allowed: give whole numbers")
+        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+            raise InvalidValueError(f"rows {quoted(rows)} are not allowed: give a list of whole numbers")
         chosen = chosen.astype(np.int64)
         for row in chosen[(chosen < 0) | (chosen >= len(self))][:1].tolist():
             raise InvalidValueError(f"there is no row {row}: the {len(self):,} words have rows 0 to {len(self) - 1}")

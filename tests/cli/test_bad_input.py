@@ -68,6 +68,16 @@ BAD: dict[str, Bad] = {
     "a table in a store": ("lookup store.zarr bank --out store.zarr/zarr.json", ("store.zarr is a store",), None),
     "a figure in a store": ("cka store.zarr --plot store.zarr/a.png", ("store.zarr is a store",), None),
     "a name that is not UTF-8": ("lookup store.zarr bank --out \udcff.csv", ("is not text", "UTF-8"), None),
+    "labels with a name that is not UTF-8": (
+        "label store.zarr \udcff.csv",
+        ("is not text", "UTF-8"),
+        file("\udcff.csv", "occurrence,x\n0,A\n"),
+    ),
+    "Parquet with a name that is not UTF-8": (
+        "extract \udcff.parquet new.zarr --model model",
+        ("is not text", "UTF-8"),
+        file("\udcff.parquet", b"PAR1"),
+    ),
     "verify a device": ("verify /dev/zero", ("/dev/zero is a pipe or device, not a store",), None),
     "condition before the model": ("extract corpus.txt n.zarr -m no/model --where word=", ("where 'word='",), None),
     "an option in a file": (

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import itertools
+import os
 import shutil
 import sys
 import traceback
@@ -121,6 +122,8 @@ def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.
         lambda store: es.static_vectors(store).rows_of("bank"),
         lambda store: es.static_vectors(store).row_of([]),
         lambda store: es.static_vectors(store).take([0.5]),
+        lambda store: es.static_vectors(store).take(0),  # type: ignore[arg-type]
+        lambda store: es.senses(store, "bank", n_clusters=2).save([0]),  # type: ignore[arg-type]
         lambda store: es.senses(store, "bank", n_clusters=2).nearest(-1),
         lambda store: es.analysis.encode_word(store, str, layers=[0]),  # type: ignore[arg-type]
         lambda store: es.models.find_model([store]),  # type: ignore[arg-type]
@@ -133,6 +136,13 @@ def test_values_of_wrong_types(call: Any, folder: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder)
     with pytest.raises(InvalidValueError, match=r"^[^\n]+$"):
         list(call(es.open("store.zarr")))
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_stores_have_names_of_any_bytes(suffix: str, folder: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / os.fsdecode(b"caf\xe9")) + suffix
+    es.export(str(folder / "store.zarr"), path)
+    assert es.open(path).n_rows == es.open(Path(path)).n_rows == es.open(folder / "store.zarr").n_rows
 
 
 @cache

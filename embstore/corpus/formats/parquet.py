@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+from embstore.arguments import require_utf8
 from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import read_rows
 from embstore.corpus.lines import Lines
@@ -27,6 +28,7 @@ def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 def _rows(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
     import polars as pl
 
+    require_utf8(lines.path)
     try:
         yield from enumerate(rows_of_table(pl.scan_parquet(lines.path, glob=False)) or ())
     except (pl.exceptions.PolarsError, OSError) as error:

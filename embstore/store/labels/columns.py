@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from embstore.arguments import require_utf8
 from embstore.errors import COLUMNS, InvalidValueError, check_column_name, quoted
 from embstore.store.index import SPECIAL, Index, Labels
 from embstore.store.storage.files import new_column, regular_file
@@ -117,6 +118,7 @@ def _frame(given: Any) -> tuple[pl.LazyFrame, str]:
         path = Path(given)
         if path.suffix not in _READERS:
             raise InvalidValueError(f"{path} has no known suffix: labels are read from {', '.join(_READERS)}")
+        require_utf8(path)
         try:
             regular_file(path).open("rb").close()
         except OSError as error:

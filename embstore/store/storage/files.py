@@ -20,8 +20,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.arguments import checked
-from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, quoted
+from embstore.arguments import checked, require_utf8
+from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -236,10 +236,7 @@ def replacing_table(path: Path) -> Iterator[Path]:
     """`replacing` for what Polars writes: its ComputeError, as of Parquet on a full disk, becomes a StorageError."""
     from polars.exceptions import ComputeError
 
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InvalidValueError(f"{quoted(str(path))} is not text: choose a name in UTF-8") from None
+    require_utf8(path)
     require_outside(path)
     try:
         with replacing(path) as partial:
