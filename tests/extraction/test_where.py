@@ -155,13 +155,10 @@ def test_the_rules_after_it_apply_to_what_it_leaves() -> None:
         words = [index.words[number] for number in index.type]
         return list(zip(index.source[index.sentence].tolist(), index.position.tolist(), words, strict=True))
 
-    verbs = chosen(where="tag = 'VERB'")
-    assert set(chosen(where="tag = 'VERB'", words=frozenset({"bank"}))) == set(verbs) & set(
-        chosen(words=frozenset({"bank"}))
-    )
-    assert chosen(where="occurrence % 10 = 0", words=frozenset({"bank"})) == [
-        each for each in chosen(where="occurrence % 10 = 0") if each in chosen(words=frozenset({"bank"}))
-    ]
+    verbs, banks = chosen(where="tag = 'VERB'"), chosen(words=frozenset({"bank"}))
+    assert set(chosen(where="tag = 'VERB'", words=frozenset({"bank"}))) == set(verbs) & set(banks)
+    tenth = chosen(where="occurrence % 10 = 0")
+    assert chosen(where="occurrence % 10 = 0", words=frozenset({"bank"})) == [each for each in tenth if each in banks]
     sampled = chosen(where="tag = 'VERB'", max_contexts=3)
     assert set(sampled) < set(verbs)
     counts = Counter(word for *_, word in verbs)
