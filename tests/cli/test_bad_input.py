@@ -92,6 +92,7 @@ BAD: dict[str, Bad] = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.quick(8)
 def test_bad_input_is_one_line_and_leaves_everything_as_it_was(name: str, work: Work, tmp_path: Path) -> None:
     command, says, prepare = BAD[name]
     if prepare is not None:

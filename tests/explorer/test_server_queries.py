@@ -255,7 +255,10 @@ def test_a_new_sentence_is_encoded_by_the_model_of_the_store(stores: list[Path])
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-6)
 
 
-def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.Store) -> None:
+def test_senses_are_those_of_the_public_function(
+    one: list[Explored], store: es.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     found = run(one, "senses", word="bank", layer="2", clusters=3)
     expected = es.senses(store, "bank", layers=2, n_clusters=3)
     assert found["rows"] == expected.occurrences["occurrence"].to_list()

@@ -210,7 +210,7 @@ def close(found: np.ndarray, expected: np.ndarray, *, within: float = 2e-5) -> N
 
 
 @pytest.mark.parametrize("how", ["packed", "padded", "equal", "varlen"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_sites_are_those_of_a_plain_run(case: Case, how: str) -> None:
     """Attention and MLP outputs, heads and values by hooks; query and key by the attention weights they give."""
     if how == "varlen" and case.name in BIASED:

@@ -86,7 +86,7 @@ def words_of(split: Split) -> list[list[int]]:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", QUICK)
-@pytest.mark.quick(20)
+@pytest.mark.quick(12)
 def test_texts_have_the_subwords_of_the_tokenizer(name, text, data):
     """Also at the ends of sentences, and as far as they can be found by their bytes alone."""
     tokenizer, text = tokenizer_of(name, data), kinds_of_text(data)[text][:2500]

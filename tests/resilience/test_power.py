@@ -145,6 +145,7 @@ def test_each_writer_syncs_what_it_must(record: GetRecord, scene: str) -> None:
     ("suffix", "expected"),
     [("Zarr", ["data", "fsync", "link", "fsync", "record", "fsync"]), ("HDF5", ["data", "fsync", "record", "fsync"])],
 )
+@pytest.mark.quick(1)
 def test_a_partition_is_durable_before_its_record(record: GetRecord, suffix: str, expected: list[str]) -> None:
     """Rows, fsync, (their name, fsync of the folder,) the record of 16 bytes in place, fsync."""
     recorder = record(f"extraction to {suffix}")

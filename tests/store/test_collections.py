@@ -439,7 +439,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda path: shutil.copytree(part(path, 2), part(path, 1), dirs_exist_ok=True), r"1\.zarr is another store"),
     ],
 )
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 def test_no_appended_rows_are_left_out_in_silence(
     tmp_path: Path, grown: Path, damage: Callable[[Path], object], said: str
 ) -> None:

@@ -113,6 +113,7 @@ def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
     assert study.sections[0].rows[0]["2"] == f"{value:.3f}"
 
 
+@pytest.mark.slow
 def test_hewitt(treebank: Path, model: Path, tmp_path: Path) -> None:
     settings = studies.Hewitt2019(n_sentences=10, ranks=(2, 64), tasks=(), epochs=2)
     assert settings.probe().training.epochs == 2
