@@ -125,9 +125,7 @@ _lock = RLock()
 
 @lru_cache(DATABASES)
 def _database(names: tuple[str, ...], stores: tuple[Store, ...]) -> Database:
-    database = Database(dict(zip(names, stores, strict=True)))
-    weakref.finalize(database, database.connection.close)  # also at exit: its functions do not outlive Python
-    return database
+    return Database(dict(zip(names, stores, strict=True)))
 
 
 class Database:
@@ -148,6 +146,7 @@ class Database:
         self._failure: Exception | None = None
         self._encoded: dict[tuple[str, ...], list[float]] = {}
         self.connection = duckdb.connect(config=SAFE)
+        weakref.finalize(self, self.connection.close)  # also at exit: its functions do not outlive Python
         slots = [(store, layer) for store in stores.values() for layer in store.layers]
         named = [(name, f"h{layer}") for name, store in self.stores.items() for layer in store.layers]
         self.handles = {column: slot << SLOT_BITS for slot, column in enumerate(named)}  # what rows are numbered from

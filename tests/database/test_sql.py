@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -182,6 +184,12 @@ def test_numbers_that_no_search_takes_are_left_to_duckdb(made: Made, number: str
         assert es.sql(made.store, f"{query} limit 9")["s"].to_list() == pytest.approx(
             expected["s"].to_list(), nan_ok=True
         )
+
+
+def test_a_refused_name_leaves_nothing_to_complain_of(made: Made) -> None:
+    program = f"import embstore as es; es.sql({{'memory': es.open({str(made.store.path)!r})}}, 'select 1')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stderr.splitlines()[-1].endswith("'memory' cannot be the name of a schema in DuckDB: choose another")
 
 
 def test_a_store_that_cannot_be_read_says_why(tmp_path: Path) -> None:
