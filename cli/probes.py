@@ -100,7 +100,7 @@ def rows(
     save: Save = None,
     output: Drawing,
 ) -> None:
-    """Read any label of rows or documents from vectors, layer by layer.
+    """Read any label of rows or documents, layer by layer.
 
     Trains a linear probe of each label and layer, and scores accuracy and macro F1 on the test rows, next to the most
     frequent label and a control task of random labels; 95 % intervals over documents. --save also writes the

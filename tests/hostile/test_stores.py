@@ -383,7 +383,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     assert f"is a folder, not a store; did you mean {tmp_path / 'empty.h5'}?" in refusal(tmp_path, StoreNotFoundError)
     with pytest.raises(StoreNotFoundError, match="is a folder, not a store"):
         verify(tmp_path)
-    with pytest.raises(StoreFormatError, match="is a pipe or device, not a store: give NAME"):
+    with pytest.raises(StoreNotFoundError, match="is a pipe or device, not a store: give NAME"):
         open_store(tmp_path / "pipe")
     for name, message in {
         "file.zarr": "is a file; a Zarr store is a folder",

@@ -15,7 +15,7 @@ from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.markers import contexts, distinct_contexts, marker_words
 from embstore.analysis.neighbors.space import Seed, space_of
 from embstore.analysis.scan import gather_finite
-from embstore.arguments import Positive, Range, as_matrix, checked
+from embstore.arguments import Count, Positive, Range, as_matrix, checked
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.progress import Report
 from embstore.store import Selection, Store
@@ -104,7 +104,7 @@ class Clusters(Framed):
         return said
 
     @checked
-    def nearest(self, count: Positive) -> pl.DataFrame:
+    def nearest(self, count: Count) -> pl.DataFrame:
         """The `count` occurrences of each cluster nearest to its center."""
         return self.occurrences.filter(pl.col("rank") <= count)
 
