@@ -14,7 +14,8 @@ K = 8  # features of a vector
 
 def main(path: str, layer: int = -1, epochs: int = 5) -> tuple[float, float]:
     torch.manual_seed(0)
-    batches = es.open(path).select(layers=layer).to_torch(batch_size=256, shuffle=True, dtype=torch.float32)
+    rows = es.open(path).select(layers=layer, sinks=False)  # the loss would be that of the sinks alone
+    batches = rows.to_torch(batch_size=256, shuffle=True, dtype=torch.float32)
     sample = next(iter(batches)).vectors[:, 0]
     size = sample.shape[1]
     encoder, decoder = torch.nn.Linear(size, 4 * size), torch.nn.Linear(4 * size, size)
