@@ -17,7 +17,7 @@ from embstore.analysis.projection import stretches
 from embstore.analysis.scan import Batch, Scope, layer_of, scan, selected
 from embstore.arguments import Count, Positive, Share, as_matrix, checked
 from embstore.config import settings
-from embstore.devices import choose_device, thread_count
+from embstore.devices import thread_count
 from embstore.errors import InvalidValueError
 from embstore.html import html_shaded, html_table
 from embstore.models.encoder import ragged_indices
@@ -28,18 +28,9 @@ from embstore.store.layout import Layers
 if TYPE_CHECKING:
     import polars as pl
 
-_Triples = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]  # directions, values and rows
-_Near = tuple[
-    NDArray[np.int64], int
-]  # positions [direction, k], the highest first, and the number of that at a quantile
-TOP = "top"
 SAMPLE = 2**16  # rows whose values quantiles are taken from
-TRIPLE_NBYTES = 20
-NUMBERS = {
-    "cpu": (2**20, 2**20),
-    "cuda": (2**25, 2**27),
-    "xpu": (2**22, 2**24),
-}  # of the vectors of a block, and of values at a time
+VALUES = 2**20  # that are computed at a time, so that they stay in the cache
+CANDIDATE_NBYTES = 80  # with those that are sorted
 SHOWN_DIRECTIONS, SHOWN_EXAMPLES = 5, 3  # in a notebook
 
 
@@ -48,10 +39,9 @@ class Activations(Framed):
     """The occurrences in which directions are most active, as `activations` returns them.
 
     `frame`: a line for each example: `direction`; `kind`, "top" or the quantile; `rank` among these, 0 the highest;
-    `occurrence`, the row; `value`; of the rows around it in its context, itself included, `rows`, `pieces` (their text
-    with the white space between them) and `values` (null where a row is not written yet); and `center`, the number of
-    the row itself in these lists. `summary`: a line for each direction: `count` of rows, `share` of them above 0,
-    `mean`, `highest`, and the value at each quantile.
+    `occurrence`, the row; `value`; around it in its context `rows`, their `pieces` of text, and `values` (null where a
+    row is not written yet), in which it is number `center` itself. `summary`: of each direction the `count` of rows,
+    the `share` of them above 0, `mean`, `highest`, and the value at each quantile.
     """
 
     frame: pl.DataFrame
@@ -59,23 +49,19 @@ class Activations(Framed):
     layer: int
 
     def __repr__(self) -> str:
-        kinds = ", ".join(self.frame["kind"].unique(maintain_order=True).to_list())
-        count = f"{len(self.summary):,} directions over {self.summary['count'][0]:,} rows"
-        return f"<Activations of {count} of layer {self.layer}: {kinds}>"
+        kinds = ", ".join(self.frame["kind"].unique(maintain_order=True))
+        counts = f"{len(self.summary):,} directions over {self.summary['count'][0]:,} rows"
+        return f"<Activations of {counts} of layer {self.layer}: {kinds}>"
 
     def _repr_html_(self) -> str:
         """Show the best examples of the first directions, each subword shaded by its value."""
-        import polars as pl
-
         lines = []
-        for about in self.summary.head(SHOWN_DIRECTIONS).to_dicts():
-            number, highest = about["direction"], about["highest"]
-            chosen = (pl.col("direction") == number) & (pl.col("kind") == TOP) & (pl.col("rank") < SHOWN_EXAMPLES)
-            for row in self.frame.filter(chosen).to_dicts():
-                shades = [0.0 if value is None else value / highest if highest > 0 else 0.0 for value in row["values"]]
-                share = "" if row["rank"] else f", {about['share']:.2%} of rows above 0"
-                name = f"{number}: {row['value']:.3g}{share}"
-                lines.append((name, html_shaded(row["pieces"], shades, row["center"])))
+        for row in self.frame.filter(kind="top").to_dicts():
+            if row["direction"] < SHOWN_DIRECTIONS and row["rank"] < SHOWN_EXAMPLES:
+                highest = max(self.summary["highest"][row["direction"]], np.finfo(float).tiny)
+                shades = [(value or 0) / highest for value in row["values"]]
+                shown = html_shaded(row["pieces"], shades, row["center"])
+                lines.append((f"{row['direction']}: {row['value']:.4g}", shown))
         return html_table(lines, repr(self).strip("<>"))
 
 
@@ -92,15 +78,15 @@ def activations(
 ) -> Activations:
     """Find in one scan the occurrences in which each of many directions is most active.
 
-    The value of direction d with bias b in a row x is x . d + b: what the encoder of a sparse autoencoder,
-    relu(x W + b), has before the ReLU, for the directions W^T.
+    The value of a direction d with bias b in a row x is x . d + b: what a sparse autoencoder relu(x W + b) has before
+    the ReLU, for the directions W^T.
 
     Parameters
     ----------
     data : Store or Selection
         The occurrences; each counts once.
     directions : array [n, features], or [features] for one
-        As vectors are stored, not normalized.
+        Compared with vectors as they are stored; not normalized.
     k : int
         How many rows with the highest values, and how many examples of each quantile, are found for a direction.
     layers : int or str
@@ -108,323 +94,221 @@ def activations(
     bias : array [n] or number, optional
         Added to the values of each direction.
     quantiles : sequence of float
-        Also the k rows next in rank to each of these quantiles of the values of a direction: of all rows or, of more
-        than 65,536 (fewer where memory is short), of that many, one from each of as many equal stretches.
+        Also the k rows next in rank to each of these quantiles of the values: of all rows or, of more than 65,536
+        (fewer for many directions), of that many, one from each of as many equal stretches.
     around : int
         How many rows to the left and to the right in the same context are shown with their values.
 
     Returns
     -------
     Activations
-        Its `frame` has the examples, its `summary` a line for each direction. The rows of `top` are those of float64,
-        equal values in the order of rows; quantiles and the share above 0 are those of float32.
+        Its `frame` has the examples, its `summary` a line for each direction. The top rows are those of float64, equal
+        values in the order of rows; quantiles and the share above 0 are those of float32.
 
     Raises
     ------
     InvalidValueError
-        For arrays of another shape, several layers, and more directions than fit into the memory of `es.config`.
+        For arrays of another shape, several layers, and more directions than the memory of `es.config` has room for.
     MissingRowsError, NonFiniteError
         For rows that are not written yet or not finite.
-
-    Example::
-
-        found = es.activations(store, weights.T, bias=bias, layers=6, quantiles=[0.5, 0.99])
-        found.frame.filter(pl.col("direction") == 17)
     """
     layer, now, given = layer_of(data, layers), settings(), selected(data)
     store, rows = given.store, given.span if given.span is not None else np.unique(given.rows)
-    compared = checked_queries(_checked_directions(directions, store), store.hidden_size, Space("ip"))
-    biases = _checked_bias(bias, len(compared))
-    search = Search(StoreVectors(store, layer), compared, k, Space("ip"), rows, (), None, thread_count(now.threads))
-    _require_memory(search, now.nbytes)
-    most = min(SAMPLE, max(k, now.nbytes // (16 * len(compared))))
-    sample = stretches(len(rows), most, 0) if len(quantiles) else np.empty(0, np.int64)
-    device = choose_device(now.device, float64=True)
-    reducer = _Highest(search, biases, sample, device)
-    options: dict[str, Any] = {"device": now.device, "threads": search.threads, "progress": now.progress}
-    options |= {"block_rows": max(1, NUMBERS[device.type][0] // store.hidden_size), "max_states": search.threads + 2}
-    chosen = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-    found: _Found = scan(Selection(store, layers=layer, rows=chosen), {"": reducer}, **options)[layer][""]
-    search.lengths.append(found.longest)
-    hits = search.decide(*reducer.candidates(found))
-    columns, kinds, ranks = [hits.rows[:, : len(rows)]], [TOP] * min(k, len(rows)), [np.arange(min(k, len(rows)))]
-    centers = dict[str, int]()  # the column of the row at each quantile
-    nearest = _near_quantiles(reducer.sampled, quantiles, k)
-    for quantile, (near, center) in zip(quantiles, nearest, strict=True):
-        centers[f"{quantile:g}"] = len(kinds) + center
-        columns.append(np.asarray(rows)[sample[near]])
-        kinds += [f"{quantile:g}"] * near.shape[1]
-        ranks.append(np.arange(near.shape[1]))
-    frame, values = _examples(search, biases, np.concatenate(columns, 1), kinds, np.concatenate(ranks), around, layer)
-    return Activations(frame, _summary(compared, biases, found, len(rows), values, centers), layer)
-
-
-def _checked_directions(directions: ArrayLike, store: Store) -> NDArray[Any]:
-    array = as_matrix("directions", directions, single=True)
-    if array.shape[1] != store.hidden_size:
-        hint = ": give the transpose" if array.shape[0] == store.hidden_size else ""
-        raise InvalidValueError(f"directions must be [n, {store.hidden_size}] as vectors are, not {array.shape}{hint}")
-    return array
-
-
-def _checked_bias(bias: ArrayLike | None, count: int) -> NDArray[np.float64]:
-    """Return the bias of each direction, float64 [n]."""
-    given = np.asarray(0.0 if bias is None else bias)
-    if given.dtype.kind not in "fiu" or given.shape not in ((), (count,)) or not np.isfinite(given).all():
-        raise InvalidValueError(f"bias of shape {given.shape} is not allowed: give {count:,} finite numbers, or one")
-    return np.broadcast_to(given, count).astype(np.float64)
-
-
-def _require_memory(search: Search, nbytes: int) -> None:
-    """Raise InvalidValueError for more directions than the candidates of all threads have memory for."""
-    candidates = 4 * TRIPLE_NBYTES * search.n_candidates * (search.threads + 1)
-    needed = len(search.queries) * (16 * search.vectors.hidden_size + candidates)
-    if needed > nbytes:
+    matrix = as_matrix("directions", directions, single=True)
+    if matrix.shape[1] != store.hidden_size:
+        hint = ": give the transpose" if len(matrix) == store.hidden_size else ""
+        raise InvalidValueError(f"directions must be [n, {store.hidden_size}] as vectors are, not {matrix.shape}{hint}")
+    compared = checked_queries(matrix, store.hidden_size, Space("ip"))
+    count, added = len(compared), np.asarray(0.0 if bias is None else bias)
+    if added.dtype.kind not in "fiu" or added.shape not in ((), (count,)) or not np.isfinite(added).all():
+        raise InvalidValueError(f"bias of shape {added.shape} is not allowed: give one finite number or {count:,}")
+    threads, biases = thread_count(now.threads), np.broadcast_to(added, count).astype(np.float64)
+    search = Search(StoreVectors(store, layer), compared, k, Space("ip"), rows, (), None, threads)
+    needed = count * (16 * store.hidden_size + CANDIDATE_NBYTES * (search.n_candidates + threads))
+    if needed > now.nbytes:
         raise InvalidValueError(
-            f"{len(search.queries):,} directions need {needed:,} bytes, and memory is {nbytes:,}: give fewer at a time"
+            f"{count:,} directions need {needed:,} bytes and memory is {now.nbytes:,}: give fewer at a time"
         )
-
-
-class _Found:
-    """What a part of the rows has: of each direction the rows above 0, and triples of a direction, value and row.
-
-    `n_new`: the triples since the last selection of the highest.
-    """
-
-    def __init__(self, count: int, hidden_size: int) -> None:
-        self.above, self.total, self.longest = np.zeros(count, np.int64), np.zeros(hidden_size), 0.0
-        self.triples: list[_Triples] = []
-        self.n_new = 0
-
-    def add(self, triples: _Triples) -> None:
-        self.triples.append(triples)
-        self.n_new += len(triples[0])
+    sampled = min(SAMPLE, max(k, now.nbytes // (16 * count)), len(rows)) if len(quantiles) else 1
+    reducer = _Highest(search, biases, stretches(len(rows), sampled, 0))
+    chosen = Selection(store, layers=layer, rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
+    options: dict[str, Any] = {"device": now.device, "threads": threads, "progress": now.progress}
+    total = scan(chosen, {"total": reducer}, **options)[layer]["total"]
+    groups = [("top", search.decide(*reducer.candidates()).rows[:, : len(rows)])]
+    summary = {"share": reducer.above / len(rows), "mean": compared @ (total / len(rows)) + biases}
+    nearest = reducer.near(quantiles, k)
+    for quantile, (near, values) in zip(quantiles, nearest, strict=True):
+        groups.append((f"{quantile:g}", np.asarray(rows)[near]))
+        summary[f"quantile_{quantile:g}"] = values + biases
+    return Activations(*_frames(search, biases, groups, summary, around), layer)
 
 
 class _Highest:
-    """A reducer that collects somewhat more than the k rows with the highest values of each direction, in float32.
+    """A reducer that sums vectors, and collects of each direction a few more rows than k with high values in float32.
 
-    `sampled`: float32 [direction, n], the values of the rows at the positions `sample`.
+    `above`: int64 [n], how many values are above 0 with the bias. `sample`: the positions whose values are all held.
     """
 
-    def __init__(
-        self, search: Search, bias: NDArray[np.float64], sample: NDArray[np.int64], device: torch.device
-    ) -> None:
-        self._directions = torch.from_numpy(search.queries32).to(device)
-        self._zero = torch.from_numpy(-bias.astype(np.float32)).to(device)[:, None]
-        self._n_best, self._sample, self._lock = search.n_candidates, sample, Lock()
-        self.sampled = np.empty((len(bias), len(sample)), np.float32)
-        # Threads share the lowest useful value of each direction; that of any part of the rows is a valid bound.
-        self._least = torch.full_like(self._zero, -torch.inf)
+    def __init__(self, search: Search, bias: NDArray[np.float64], sample: NDArray[np.int64]) -> None:
+        self._search, self._sample, self._lock = search, sample, Lock()
+        self._directions = torch.from_numpy(search.queries32)
+        self._zero = torch.from_numpy(-bias.astype(np.float32))[:, None]
+        self.above, self._sampled = np.zeros(len(bias), np.int64), np.empty((len(bias), len(sample)), np.float32)
+        # Of all threads: triples of directions, values and rows, and the lowest value of each direction that counts.
+        self._found: list[tuple[NDArray[Any], ...]] = []
+        self._n_new, self._least = 0, np.full((len(bias), 1), -np.inf, np.float32)
 
-    def init(self, scope: Scope) -> _Found:
-        return _Found(len(self._zero), scope.hidden_size)
+    def init(self, scope: Scope) -> NDArray[np.float64]:
+        self._directions, self._zero = self._directions.to(scope.device), self._zero.to(scope.device)
+        return np.zeros(scope.hidden_size)
 
-    def update(self, state: _Found, batch: Batch) -> _Found:
-        vectors = batch.vectors
-        state.longest = max(state.longest, float(batch.norms.max()))
-        state.total += vectors.sum(0, dtype=torch.float64).cpu().numpy()
+    def merge(self, state: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+        return state + other
+
+    def finish(self, state: NDArray[np.float64], scope: Scope) -> NDArray[np.float64]:
+        return state
+
+    def update(self, state: NDArray[np.float64], batch: Batch) -> NDArray[np.float64]:
+        vectors, n_best = batch.vectors, self._search.n_candidates
+        self._search.lengths.append(float(batch.norms.max()))
         left, right = np.searchsorted(self._sample, (batch.start, batch.start + len(batch)))
-        chosen = torch.from_numpy(self._sample[left:right] - batch.start).to(vectors.device)
-        step = max(1, NUMBERS[vectors.device.type][1] // len(batch))
-        is_above, ones = vectors.new_empty(min(step, len(self._zero)), len(batch)), vectors.new_ones(len(batch))
-        for start in range(0, len(self._zero), step):
+        sampled = torch.from_numpy(self._sample[left:right] - batch.start).to(vectors.device)
+        step, ones = max(1, VALUES // len(batch)), vectors.new_ones(len(batch))
+        buffers = vectors.new_empty(2, min(step, len(self.above)), len(batch))
+        for start in range(0, len(self.above), step):
             part = slice(start, start + step)
-            values = self._directions[part] @ vectors.T
-            # Sums of floats are ten times as fast as those of booleans, and exact for numbers as small as these.
-            above = torch.gt(values, self._zero[part], out=is_above[: len(values)]) @ ones
-            state.above[part] += above.cpu().numpy().astype(np.int64)
-            if len(chosen):
-                self.sampled[part, left:right] = values[:, chosen].cpu().numpy()
-            numbers, high, places = _above(values, self._least[part], self._n_best)
-            state.add((numbers + start, high, batch.rows[places]))
-        if state.n_new >= self._n_best * len(self._zero):
-            self._select(state)
+            values = torch.mm(self._directions[part], vectors.T, out=buffers[0, : len(self.above[part])])
+            # Sums of floats are ten times as fast as those of booleans, and exact up to 2**24.
+            above = torch.gt(values, self._zero[part], out=buffers[1, : len(values)]) @ ones
+            self._sampled[part, left:right] = values[:, sampled].cpu().numpy()
+            least = torch.from_numpy(self._least[part]).to(vectors.device)
+            if bool(least.isinf().any()):
+                own = values.topk(min(n_best, len(batch)), 1).values[:, -1:]
+                least = torch.maximum(least, own.nextafter(torch.full_like(own, -torch.inf)))
+            numbers, places = (values > least).nonzero().T
+            high = values[numbers, places].cpu().numpy()
+            found = (numbers + start).cpu().numpy(), high, batch.rows[places.cpu().numpy()]
+            with self._lock:
+                self.above[part] += above.cpu().numpy().astype(np.int64)
+                self._found.append(found)
+                self._n_new += len(high)
+                if self._n_new >= n_best * len(self.above):
+                    self._select()
+        state += vectors.sum(0, dtype=torch.float64).cpu().numpy()
         return state
 
-    def merge(self, state: _Found, other: _Found) -> _Found:
-        state.above += other.above
-        state.total += other.total
-        state.longest = max(state.longest, other.longest)
-        for triples in other.triples:
-            state.add(triples)
-        self._select(state)
-        return state
-
-    def finish(self, state: _Found, scope: Scope) -> _Found:
-        self._select(state)
-        return state
-
-    def _select(self, state: _Found) -> None:
-        """Keep the highest triples of each direction, and raise the lowest useful value."""
-        numbers, values, rows = (np.concatenate(parts) for parts in zip(*state.triples, strict=True))
+    def _select(self) -> None:
+        """Keep the highest values of each direction, and raise the lowest that counts."""
+        numbers, values, rows = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         order = np.lexsort((rows, -values, numbers))
-        first = np.searchsorted(numbers[order], np.arange(len(self._zero)))
-        rank = np.arange(len(order)) - first[numbers[order]]
-        kept = order[rank < self._n_best]
-        state.triples, state.n_new = [(numbers[kept], values[kept], rows[kept])], 0
-        last = order[rank == self._n_best - 1]
-        least = np.full((len(self._zero), 1), -np.inf, np.float32)
-        least[numbers[last], 0] = values[last]
-        with self._lock:
-            self._least = torch.maximum(self._least, torch.from_numpy(least).to(self._least.device))
+        rank = np.arange(len(order)) - np.searchsorted(numbers[order], numbers[order])
+        last, order = order[rank == self._search.n_candidates - 1], order[rank < self._search.n_candidates]
+        self._least[numbers[last], 0] = values[last]
+        self._found, self._n_new = [(numbers[order], values[order], rows[order])], 0
 
-    def candidates(self, found: _Found) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return values and rows [direction, n] of all that was found; each direction has as many."""
-        ((_, values, rows),) = found.triples
-        return values.reshape(len(self._zero), -1), rows.reshape(len(self._zero), -1)
+    def candidates(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return values and rows [direction, n], of each direction as many."""
+        self._select()
+        ((_, values, rows),) = self._found
+        return values.reshape(len(self.above), -1), rows.reshape(len(self.above), -1)
 
+    def near(self, quantiles: Sequence[float], k: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield for each quantile the positions [direction, k] next in rank to it, highest first, and its values.
 
-def _above(values: torch.Tensor, least: torch.Tensor, n_best: int) -> _Triples:
-    """Return directions, values and positions of what is above `least` [n, 1], of `values` [n, position]."""
-    if bool(torch.isinf(least).any()):
-        high, places = values.topk(min(n_best, values.shape[1]), 1, sorted=False)
-        numbers = np.arange(len(values)).repeat(high.shape[1])
-        return numbers, high.cpu().numpy().ravel(), places.cpu().numpy().ravel()
-    mask = values > least
-    if values.device.type == "cpu":
-        numbers, columns = np.divmod(np.flatnonzero(mask.numpy()), values.shape[1])
-        return numbers, values.numpy()[numbers, columns], columns
-    numbers, columns = mask.nonzero().cpu().numpy().T
-    return numbers, values[mask].cpu().numpy(), columns
-
-
-def _near_quantiles(values: NDArray[np.float32], quantiles: Sequence[float], k: int) -> Iterator[_Near]:
-    """Yield for each quantile the positions next in rank to it in each line of `values` [direction, n].
-
-    Equal values are in the order of positions.
-    """
-    n = values.shape[1]
-    centers = [round(quantile * (n - 1)) for quantile in quantiles]
-    lows = [min(max(0, center - k // 2), max(0, n - k)) for center in centers]
-    found = [np.empty((len(values), min(k, n)), np.int64) for _ in quantiles]
-    for number, own in enumerate(values):
-        ordered = np.sort(own)
-        for low, near in zip(lows, found, strict=True):
-            high = low + near.shape[1]
-            some = np.flatnonzero((own >= ordered[low]) & (own <= ordered[high - 1]))
-            some = some[np.argsort(-own[some], kind="stable")]
-            n_above = n - int(np.searchsorted(ordered, ordered[high - 1], "right"))
-            near[number] = some[n - high - n_above :][: near.shape[1]]
-    for center, low, near in zip(centers, lows, found, strict=True):
-        yield near, low + near.shape[1] - 1 - center
+        Equal values are in the order of positions.
+        """
+        n = len(self._sample)
+        centers = [round(quantile * (n - 1)) for quantile in quantiles]
+        lows = [min(max(0, center - k // 2), max(0, n - k)) for center in centers]
+        found = [np.empty((len(self.above), min(k, n)), np.int64) for _ in quantiles]
+        for number, own in enumerate(self._sampled if quantiles else ()):
+            ordered = np.sort(own)
+            for low, near in zip(lows, found, strict=True):
+                least, most = ordered[low], ordered[low + near.shape[1] - 1]
+                some = np.flatnonzero((own >= least) & (own <= most))
+                some = some[np.argsort(-own[some], kind="stable")]
+                first = int(np.searchsorted(ordered, most, "right")) - low - near.shape[1]
+                near[number] = some[first : first + near.shape[1]]
+        for center, low, near in zip(centers, lows, found, strict=True):
+            middle = near[:, [low + near.shape[1] - 1 - center]]
+            yield self._sample[near], np.take_along_axis(self._sampled, middle, 1)[:, 0]
 
 
-def _examples(
+def _frames(
     search: Search,
     bias: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    kinds: Sequence[str],
-    ranks: NDArray[np.int64],
+    groups: Sequence[tuple[str, NDArray[np.int64]]],
+    summary: dict[str, NDArray[Any]],
     around: int,
-    layer: int,
-) -> tuple[pl.DataFrame, NDArray[np.float64]]:
-    """Return a line for each of the rows [direction, n], and their values [direction, n]."""
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return a line for each row of groups of rows [direction, n], and a line for each direction."""
     import polars as pl
 
     assert isinstance(search.vectors, StoreVectors)
-    store, size = search.vectors.store, search.vectors.hidden_size
-    owners, flat = np.arange(len(rows)).repeat(rows.shape[1]), rows.ravel()
-    first, stop = _context_of(store.index, flat)
-    first, stop = np.maximum(first, flat - around), np.minimum(stop, flat + around + 1)
-    lengths = stop - first
-    shown, values = ragged_indices(first, lengths), []
-    bounds = np.append(0, np.cumsum(lengths))
-    step = max(1, RESCORED_NUMBERS // (size * int(lengths.max())))
-    for begin in range(0, len(flat), step):
-        part = slice(begin, begin + step)
-        wanted, numbers = np.unique(shown[bounds[begin] : bounds[min(begin + step, len(flat))]], return_inverse=True)
-        own = owners[part].repeat(lengths[part])
-        vectors = store.vectors(wanted, layers=layer, missing="nan")[0]
-        values.append(search.pair_scores(vectors, own, numbers) + bias[own])
-    every, center = np.concatenate(values), flat - first
-    distinct, numbers = np.unique(shown, return_inverse=True)
-    lists = pl.DataFrame(
-        {
-            "example": np.arange(len(flat)).repeat(lengths),
-            "rows": shown,
-            "pieces": pl.Series(list(_pieces(store.index, distinct)), dtype=pl.String).gather(numbers),
-            "values": pl.Series(every, nan_to_null=True),
-        }
-    )
-    own_values = every[bounds[:-1] + center]
+    store, index, count = search.vectors.store, search.vectors.store.index, len(bias)
+    rows = np.concatenate([rows for _, rows in groups], 1).ravel()
+    owners = np.arange(count).repeat(len(rows) // count)
+    number, indptr = np.asarray(index.sentence[rows]), index.indptr
+    if index.contexts is not None:
+        number, indptr = index.contexts.of_rows(rows), index.contexts.indptr
+    first = np.maximum(indptr[number], rows - around)
+    lengths = np.minimum(indptr[number + 1], rows + around + 1) - first
+    bounds, shown, values = np.append(0, np.cumsum(lengths)), ragged_indices(first, lengths), list[NDArray[Any]]()
+    step = max(1, RESCORED_NUMBERS // (store.hidden_size * int(lengths.max())))
+    for start in range(0, len(rows), step):
+        own = owners[start : start + step].repeat(lengths[start : start + step])
+        wanted, places = np.unique(shown[bounds[start] :][: len(own)], return_inverse=True)
+        vectors = store.vectors(wanted, layers=search.vectors.layer, missing="nan")[0]
+        values.append(search.pair_scores(vectors, own, places) + bias[own])
+    every, (distinct, places) = np.concatenate(values), np.unique(shown, return_inverse=True)
     frame = pl.DataFrame(
         {
             "direction": owners,
-            "kind": pl.Series(list(kinds)).gather(np.tile(np.arange(len(kinds)), len(rows))),
-            "rank": np.tile(ranks, len(rows)),
-            "occurrence": flat,
-            "value": own_values,
+            "kind": [name for name, some in groups for _ in range(some.shape[1])] * count,
+            "rank": np.tile(np.concatenate([np.arange(some.shape[1]) for _, some in groups]), count),
+            "occurrence": rows,
+            "value": every[bounds[:-1] + rows - first],
+            "center": rows - first,
         }
     )
-    context = lists.group_by("example", maintain_order=True).agg("pieces", "values", "rows").drop("example")
-    frame = pl.concat([frame, context], how="horizontal").with_columns(center=center)
-    return frame, own_values.reshape(rows.shape)
-
-
-def _context_of(index: Index, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of the context of each row, and the one after its last."""
-    if index.contexts is None:
-        indptr, number = index.indptr, np.asarray(index.sentence[rows])
-    else:
-        indptr, number = index.contexts.indptr, index.contexts.of_rows(rows)
-    return np.asarray(indptr[number]), np.asarray(indptr[number + 1])
+    pieces = pl.Series(list(_pieces(index, distinct)), dtype=pl.String).gather(places)
+    lists = pl.DataFrame({"rows": shown, "pieces": pieces, "values": pl.Series(every, nan_to_null=True)})
+    by_row = lists.with_columns(own=np.arange(len(rows)).repeat(lengths)).group_by("own", maintain_order=True)
+    lists = by_row.agg("rows", "pieces", "values").drop("own")
+    best = frame.filter(kind="top", rank=0)["value"]
+    about = pl.DataFrame({"direction": np.arange(count), "count": len(search.rows), "highest": best, **summary})
+    return pl.concat([frame, lists], how="horizontal"), about
 
 
 def _pieces(index: Index, rows: NDArray[np.int64]) -> Iterator[str]:
-    """Yield the text of ascending rows: up to the next row's, so that the pieces of a sentence are its text.
+    """Yield the text of ascending rows: from the end of the row before, or its form where there is none.
 
-    White space belongs to the row after it, unless a row is white space itself. A special token is spelled.
+    So white space belongs to the row after it, unless a row is white space itself.
     """
-    n_rows = len(index.type)
-    around = np.clip(rows + np.array([[-1], [0], [1]]), 0, n_rows - 1)
-    sentences = np.asarray(index.sentence[around])
-    starts, stops = _characters(index, around, sentences)
-    has_before, has_next = sentences[[0, 2]] == sentences[1]
-    has_before &= rows > 0
-    has_next &= rows < n_rows - 1
-    begin = np.where(has_before, np.where(starts[0] == stops[0], starts[1], stops[0]), 0)
-    end = np.where(has_next, np.where(starts[1] == stops[1], starts[2], stops[1]), np.iinfo(np.int64).max)
-    n_words = index.text.word_indptr[sentences[1] + 1] - index.text.word_indptr[sentences[1]]
-    is_special = (index.position[rows] < 0) | (index.position[rows] >= n_words)
-    last, text = -1, ""
-    for row, sentence, special, left, right in zip(
-        rows.tolist(), sentences[1].tolist(), is_special.tolist(), begin.tolist(), end.tolist(), strict=True
-    ):
-        if sentence != last:
-            last, text = sentence, index.text.pieces[sentence]
-        yield index.words[int(index.type[row])] if special else text[left:right]
+    number, text = -1, ""
+    sentences, following = index.sentence[rows].tolist(), np.minimum(rows + 1, len(index.type) - 1)
+    begins, ends = _begins(index, rows).tolist(), _begins(index, following).tolist()
+    is_last = (index.sentence[following] != index.sentence[rows]) | (following == rows)
+    for row, own, begin, end, last in zip(rows.tolist(), sentences, begins, ends, is_last.tolist(), strict=True):
+        if own != number:
+            number, text = own, index.text.pieces[own]
+        yield text[begin : None if last else end] or index.words[int(index.type[row])]
 
 
-def _characters(
-    index: Index, rows: NDArray[np.int64], sentences: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the characters of rows, counted from the beginning of the piece of text of their sentence."""
-    text = index.text
-    if index.subword is None or text.subword_start is None or text.subword_stop is None:
-        starts, stops = (each.reshape(rows.shape) for each in index.spans(rows.ravel()))
-        return starts + text.start[sentences], stops + text.start[sentences]
-    own = np.minimum(text.subword_indptr[sentences] + np.maximum(index.subword[rows], 0), len(text.ids) - 1)
-    return np.asarray(text.subword_start[own], np.int64), np.asarray(text.subword_stop[own], np.int64)
+def _begins(index: Index, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the character of the piece of text of its sentence with which the text of each row begins."""
+    before = np.maximum(rows - 1, 0)
+    (starts, _), (others, stops) = _characters(index, rows), _characters(index, before)
+    has_before = (before < rows) & (index.sentence[before] == index.sentence[rows])
+    return np.where(has_before, np.where(others == stops, starts, stops), 0)
 
 
-def _summary(
-    directions: NDArray[np.float64],
-    bias: NDArray[np.float64],
-    found: _Found,
-    n_rows: int,
-    values: NDArray[np.float64],
-    centers: dict[str, int],
-) -> pl.DataFrame:
-    import polars as pl
-
-    return pl.DataFrame(
-        {
-            "direction": np.arange(len(bias)),
-            "count": np.full(len(bias), n_rows),
-            "share": found.above / n_rows,
-            "mean": directions @ (found.total / n_rows) + bias,
-            "highest": values[:, 0],
-            **{f"quantile_{name}": values[:, column] for name, column in centers.items()},
-        }
-    )
+def _characters(index: Index, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the characters of rows in the pieces of text, those of white space after its sentence too."""
+    text, sentence = index.text, np.asarray(index.sentence[rows])
+    starts, stops = (each + text.start[sentence] for each in index.spans(rows))
+    if index.subword is None or text.subword_start is None:
+        return starts, stops
+    own = np.minimum(text.subword_indptr[sentence] + np.maximum(index.subword[rows], 0), len(text.ids) - 1)
+    starts = np.where(starts == stops, np.maximum(starts, text.subword_start[own]), starts)
+    return starts, np.maximum(starts, stops)

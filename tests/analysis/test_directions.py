@@ -1,4 +1,4 @@
-"""Activations of directions next to a product of all rows in float64."""
+"""Top activations of directions against every value, in float64, sorted."""
 
 from __future__ import annotations
 
@@ -11,83 +11,163 @@ import pytest
 
 import embstore as es
 from embstore.analysis import directions as module
-from embstore.errors import InvalidValueError
-from tests.models import tiny
-from tests.store_making import Made, make_store
+from embstore.analysis import scan
+from embstore.analysis.directions import Activations
+from embstore.analysis.projection import stretches
+from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from tests.extraction.plans import plan_of
+from tests.models.tiny import save
+from tests.store_making import make_store
 
 
-@pytest.fixture(scope="module", params=["zarr", "h5"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return make_store(tmp_path_factory.mktemp("stores") / f"store.{request.param}", sentences=200)
+@pytest.fixture(autouse=True)
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut small stores into several parts of several blocks, and directions into several groups."""
+    monkeypatch.setattr(scan, "MIN_PARTS", 3)
+    monkeypatch.setattr(scan, "BLOCK_NBYTES", 4 * 6 * 40)
+    monkeypatch.setattr(module, "VALUES", 40 * 5)
+    monkeypatch.setattr(module, "RESCORED_NUMBERS", 6 * 17 * 3)
 
 
-@pytest.mark.parametrize("some", [False, True])
-@pytest.mark.parametrize("small", [False, True])
-def test_the_highest_rows_are_those_of_all_products(
-    made: Made, some: bool, small: bool, monkeypatch: pytest.MonkeyPatch
+def ranked(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Positions by value, the highest first, equal ones by row."""
+    return np.lexsort((rows, -values))
+
+
+def check(
+    found: Activations,
+    data: Any,
+    directions: np.ndarray,
+    *,
+    k: int,
+    bias: Any = 0.0,
+    quantiles: Any = (),
+    around: int = 8,
 ) -> None:
-    if small:  # many blocks of rows and of directions
-        monkeypatch.setitem(module.NUMBERS, "cpu", (40, 30))
-    rng = np.random.default_rng(3)
-    size, k, layer = made.store.hidden_size, 7, made.store.layers[-1]
-    given, bias = rng.standard_normal((5, size)).astype(np.float32), rng.standard_normal(5)
-    given[4] = 0  # all rows are equal: in the order of rows
-    data = made.store.select(where="occurrence % 3 > 0") if some else made.store
-    rows = made.store.select(where="occurrence % 3 > 0").rows if some else np.arange(made.store.n_rows)
-    found = es.activations(data, given, k=k, bias=bias, layers=layer, quantiles=[0.5], around=2)
-    values = made.vectors[made.store.layers.index(layer)].astype(np.float64) @ given.T.astype(np.float64) + bias
-    for number in range(5):
-        own = values[rows, number]
-        order = np.lexsort((rows, -own))[:k]
-        top = found.frame.filter(direction=number, kind="top")
-        assert top["occurrence"].to_list() == rows[order].tolist()
-        assert top["rank"].to_list() == list(range(k))
-        np.testing.assert_allclose(top["value"], own[order], rtol=1e-9, atol=1e-9)
-        about = found.summary.filter(direction=number).to_dicts()[0]
-        assert about["share"] == pytest.approx((own > 0).mean())
+    """Compare with all values of the selected rows, and those of the contexts row by row."""
+    selection = data if isinstance(data, es.store.Selection) else data.select()
+    store, rows = selection.store, np.unique(selection.rows)
+    index, every = store.index, store.vectors(layers=found.layer)[0].astype(np.float64)
+    biases = np.broadcast_to(bias, len(directions))
+    assert found.summary["direction"].to_list() == list(range(len(directions)))
+    for number, direction in enumerate(directions):
+        all_values = (every * direction.astype(np.float64)).sum(1) + biases[number]
+        own = all_values[rows]
+        order, about = ranked(own, rows), found.summary.row(number, named=True)
+        part = found.frame.filter(direction=number)
+        top = part.filter(kind="top")
+        assert top["occurrence"].to_list() == rows[order[:k]].tolist()
+        assert top["rank"].to_list() == list(range(min(k, len(rows))))
+        for quantile in quantiles:
+            near = part.filter(kind=f"{quantile:g}")
+            center = round(quantile * (len(rows) - 1))
+            low = min(max(0, center - k // 2), max(0, len(rows) - k))
+            assert near["occurrence"].n_unique() == len(near)
+            assert near["value"].to_list() == pytest.approx(np.sort(own)[low : low + k][::-1], abs=1e-5)  # as float32
+            assert about[f"quantile_{quantile:g}"] == pytest.approx(np.sort(own)[center], abs=1e-5)
+        assert about["count"] == len(rows)
+        assert about["share"] == (own > 0).mean()
         assert about["mean"] == pytest.approx(own.mean(), abs=1e-5)
-        middle = found.frame.filter(direction=number, kind="0.5")["value"].to_numpy()
-        ranks = np.searchsorted(np.sort(own), middle)
-        if number != 4:
-            assert np.abs(ranks - (len(own) - 1) / 2).max() <= k, "the rows next in rank to the median"
-    for row in found.frame.to_dicts():
-        assert row["rows"][row["center"]] == row["occurrence"]
-        assert row["rows"] == list(range(row["rows"][0], row["rows"][-1] + 1))
-        assert len(row["rows"]) <= 5
-        sentences = made.store.index.sentence[row["rows"]]
-        assert (sentences == sentences[0]).all()
-        np.testing.assert_allclose(row["values"], values[row["rows"], row["direction"]], rtol=1e-9, atol=1e-9)
+        assert about["highest"] == top["value"][0] == pytest.approx(own.max(), abs=1e-12)
+        columns = part.select("occurrence", "value", "center", "rows", "values").rows()
+        for row, value, center, shown, values in columns:
+            indptr, context = index.indptr, index.sentence[row]
+            if index.contexts is not None:
+                indptr, context = index.contexts.indptr, int(index.contexts.of_rows(np.array([row]))[0])
+            first, stop = max(int(indptr[context]), row - around), min(int(indptr[context + 1]), row + around + 1)
+            assert (shown, center) == (list(range(first, stop)), row - first)
+            assert values == pytest.approx(all_values[first:stop], abs=1e-12)
+            assert value == values[center]
 
 
-def test_pieces_of_a_context_are_its_text(tmp_path: Path) -> None:
-    text = "The cat sat.\n\nRain  fell on the river, and the boats turned. A cat!"
-    options = es.ExtractionOptions(unit="subword", context=256)
-    plan = es.plan([es.corpus.Document(text)], model=tiny.save("gpt2", tmp_path / "gpt2"), options=options)
-    store = es.extract(plan, tmp_path / "store.zarr")
-    found = es.activations(store, np.ones(store.hidden_size), k=3, around=10**6)
-    assert {"".join(pieces) for pieces in found.frame["pieces"].to_list()} == {text}
-    html = found._repr_html_()
-    assert "font-weight:bold" in html
-    assert "1 directions" in html
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("k", [1, 7, 10_000])
+def test_examples_are_those_of_all_values_sorted(k: int, ties: bool, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x.zarr", ties=ties).store
+    drawn = np.random.default_rng(1).integers(-3, 4, (12, 6)).astype(np.float32)
+    drawn[3] = 0
+    bias = np.arange(-6, 6) / 4
+    for data in (
+        store,
+        store.select(where="upos = 'NOUN'"),
+        store.select(rows=[9, 4, 4, 300, 20]),
+        store.select(rows=slice(5, 90)),
+    ):
+        few = drawn if k < 10_000 else drawn[:2]
+        options: dict[str, Any] = {"k": k, "quantiles": (0, 0.5, 0.9, 1), "around": 2}
+        found = es.activations(data, few, layers=2, bias=bias[: len(few)], **options)
+        check(found, data, few, bias=bias[: len(few)], **options)
+        with es.config(threads=3):
+            again = es.activations(data, few, layers=2, bias=bias[: len(few)], **options)
+        assert again.frame.equals(found.frame)
+        assert again.summary.equals(found.summary)
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "message"),
-    [
-        (np.ones((6, 3)), {}, "give the transpose"),
-        (np.ones((2, 5)), {}, r"directions must be \[n, 6\]"),
-        (np.ones(6), {"bias": [1, 2]}, "give 1 finite numbers, or one"),
-        (np.ones(6), {"layers": [0, 2]}, "2 layers"),
-        (np.ones(6), {"quantiles": [1.5]}, "1.5"),
-    ],
-)
-def test_other_directions_are_refused(made: Made, given: Any, options: dict[str, Any], message: str) -> None:
-    assert made.store.hidden_size == 6
-    with pytest.raises(InvalidValueError, match=message):
-        es.activations(made.store, given, **options)
+def test_quantiles_of_many_rows_are_those_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, drawn = make_store(tmp_path / "x.zarr").store, np.random.default_rng(2).normal(size=(5, 6))
+    monkeypatch.setattr(module, "SAMPLE", 50)
+    found = es.activations(store, drawn, k=3, quantiles=[0.5, 0.99], layers=0)
+    sample = stretches(store.n_rows, 50, 0)
+    assert set(found.frame.filter(pl.col("kind") != "top")["occurrence"]) <= set(sample.tolist())
+    check(es.activations(store.select(rows=sample), drawn, k=3, layers=0), store.select(rows=sample), drawn, k=3)
+    for kind in ("0.5", "0.99"):
+        alone = es.activations(store.select(rows=sample), drawn, k=3, quantiles=[float(kind)], layers=0)
+        assert found.frame.filter(kind=kind).equals(alone.frame.filter(kind=kind))
 
 
-def test_a_plain_frame_follows(made: Made) -> None:
-    frame = es.activations(made.store, np.eye(made.store.hidden_size), k=2).frame
-    assert frame.group_by("direction").len()["len"].to_list() == [2] * made.store.hidden_size
-    assert frame.schema["pieces"] == pl.List(pl.String)
+@pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.parametrize("context", ["sentence", "document", 16])
+@pytest.mark.quick(3)
+def test_contexts_are_shown_as_their_author_wrote_them(unit: str, context: Any, tmp_path: Path) -> None:
+    texts = ["The bank  was closed!\n\n\nUnbelievably, Rivers flow to the\tsea.  The cat sat. ", " No\n"]
+    options: dict[str, Any] = {"unit": unit, "context": context, "dtype": "float32", "layers": 2}
+    store = es.extract(plan_of(texts, model=save("gpt2", tmp_path / "gpt2"), **options), tmp_path / "x.zarr")
+    drawn, around = np.random.default_rng(3).normal(size=(4, 32)), 100 if context == "document" else 3
+    found = es.activations(store, drawn, k=5, around=around)
+    check(found, store, drawn, k=5, around=around)
+    assert all("".join(pieces) in "".join(texts) for pieces in found.frame["pieces"].to_list())
+    for row, pieces, center in found.frame.select("occurrence", "pieces", "center").rows():
+        assert store.select(rows=[row]).concordance()[0][1] in pieces[center]
+    if (unit, context) == ("word", "document"):
+        assert "".join(max(found.frame["pieces"].to_list(), key=len)) == texts[0]
+
+
+def test_what_is_not_written_is_null_beside_an_example(tmp_path: Path) -> None:
+    with pytest.warns(UnfinishedStoreWarning):
+        store = make_store(tmp_path / "x.zarr", leave_out=(1,)).store
+    drawn = np.ones((1, 6))
+    with pytest.raises(MissingRowsError):
+        es.activations(store, drawn)
+    found = es.activations(store.select().written(), drawn, k=10_000)
+    last = found.frame.filter(occurrence=255)["values"][0].to_list()
+    assert (None in last) == (store.index.sentence[255] == store.index.sentence[256])
+    assert found.frame["value"].null_count() == 0
+
+
+def test_a_notebook_shows_shaded_subwords(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x.zarr").store
+    shown = es.activations(store, np.eye(6), k=5)._repr_html_()
+    assert shown.count("<tr>") == 15
+    assert "rgba(255,140,0,1.00);font-weight:bold" in shown
+    found = es.activations(store, np.zeros(6), k=2)
+    assert repr(found) == f"<Activations of 1 directions over {store.n_rows:,} rows of layer 5: top>"
+    assert "rgba(255,140,0,0.00)" in found._repr_html_()
+    found.save(tmp_path / "x.parquet")
+    assert pl.read_parquet(tmp_path / "x.parquet").equals(found.frame)
+
+
+def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "x.zarr").store
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (np.ones((6, 7)), {}, r"directions must be \[n, 6\] .*: give the transpose"),
+        (np.ones((2, 6)), {"bias": [1, 2, 3]}, "bias of shape .3,. is not allowed"),
+        (np.ones((2, 6)), {"bias": np.nan}, "one finite number or 2"),
+        (np.ones((2, 6)), {"layers": [0, 2]}, "give one"),
+        (np.ones((2, 6)), {"quantiles": [1.5]}, "quantiles 1.5 is not allowed"),
+        (np.ones((2, 6)), {"k": 0}, "k 0 is not allowed"),
+    ]
+    for directions, options, says in wrong:
+        with pytest.raises(InvalidValueError, match=says):
+            es.activations(store, directions, **options)
+    with es.config(memory=1000), pytest.raises(InvalidValueError, match=r"200 directions need .* give fewer at a time"):
+        es.activations(store, np.ones((200, 6)))

@@ -22,8 +22,8 @@ PROBED_SUBWORDS = 9
 class Unembedding:
     """The final norm and the head of a decoder, in float32; made by `load_unembedding`.
 
-    The head is the forward pass of the whole model with `states` in place of what its blocks compute, so that a bias,
-    a scale or a cap of the logits is applied as the model does it. `encoder`: the identity and tokenizer of the model.
+    The head is the forward pass of the whole model with given states in the place of what its blocks compute, so that
+    a bias, a scale or a cap of the logits is applied as the model does it. `encoder`: the identity and the tokenizer.
     `vocabulary`: the number of logits.
     """
 
@@ -34,55 +34,45 @@ class Unembedding:
                 f"the model {self.info.name!r} reads in both directions, so that its states do not predict the next "
                 "subword: give a store of a decoder"
             )
-        network = encoder.network
-        network.packed.drop()
-        count = min(PROBED_SUBWORDS, self.info.max_subwords or PROBED_SUBWORDS)
-        ids = np.resize(np.arange(network.tokenizer.vocabulary // 2, network.tokenizer.vocabulary), count)
-        inputs = network.inputs.plain(ids.astype(np.int32)) | network.inputs.fixed
+        encoder.drop_fast_layers()
         try:
-            with torch.inference_mode():
-                self._find(inputs)
-        except ModelError:
-            raise
+            self._find()
         except Exception as error:
             raise ModelError(f"the head of {self.info.name!r} cannot be used: {reason(error)}") from error
-        for block in network.tap.blocks:
+        for block in encoder.network.tap.blocks:
             block.to("meta")  # frees its weights
 
-    def _find(self, inputs: dict[str, Any]) -> None:
-        """Find the final norm, put `states` in the place of the blocks, and check the logits of the last layer."""
-        network, name = self.encoder.network, self.info.name
-        body, calls = network.model, list[tuple[Any, Any]]()
+    @torch.inference_mode()
+    def _find(self) -> None:
+        """Find the final norm, put states in the place of the blocks, and check the logits of the last layer."""
+        network = self.encoder.network
+        known = np.arange(network.tokenizer.vocabulary // 2, network.tokenizer.vocabulary, dtype=np.int32)
+        ids = np.resize(known, min(PROBED_SUBWORDS, self.info.max_subwords or PROBED_SUBWORDS))
+        inputs, outputs = network.inputs.plain(ids) | network.inputs.fixed, list[tuple[Any, Any]]()
         inside = {module for block in network.tap.blocks for module in block.modules()}
         handles = [
-            module.register_forward_hook(lambda module, _, output: calls.append((module, output)))
-            for module in body.modules()
-            if module not in inside and (module is body or "norm" in type(module).__name__.lower())
+            module.register_forward_hook(lambda module, _, output: outputs.append((module, output)))
+            for module in network.model.modules()
+            if module not in inside and (module is network.model or "norm" in type(module).__name__.lower())
         ]
         try:
             whole = self._model(**inputs).logits[0]
         finally:
             for handle in handles:
                 handle.remove()
-        last = network.tap.plain(inputs)[-1]
-        norms = [module for module, output in calls[:-1] if isinstance(output, torch.Tensor) and same(output, last)]
-        if self.info.final_norm and not norms:
-            raise ModelError(f"the final norm of {name!r} is not found: this architecture is not supported")
-        self._norm, output = norms[0] if self.info.final_norm else None, type(calls[-1][1])
-        body.forward = lambda *_, **__: output(last_hidden_state=self._states)
+        (*others, (_, output)), last = outputs, network.tap.plain(inputs)[-1]
+        norms = [norm for norm, normed in others if isinstance(normed, torch.Tensor) and same(normed, last)]
+        self._norm = norms[0] if self.info.final_norm else torch.nn.Identity()
+        network.model.forward = lambda *_, **__: type(output)(last_hidden_state=self._states)
         self.vocabulary = int(whole.shape[-1])
         difference = float((self.logits(last[0], normed=True) - whole).abs().max() / whole.abs().max())
         if not difference <= SAME:
-            raise ModelError(
-                f"the logits of {name!r} are not those of its last hidden state (they differ by {difference:.1e}): "
-                "this architecture is not supported"
-            )
+            raise ValueError(f"its logits differ by {difference:.1e} from those of the last hidden state")
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor, *, normed: bool) -> torch.Tensor:
         """Return the logits [n, vocabulary] of states [n, features]; `normed`: these are after the final norm."""
-        states = states if normed or self._norm is None else self._norm(states)
-        self._states = states[None]
+        self._states = (states if normed else self._norm(states))[None]
         ids = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
         logits: torch.Tensor = self._model(input_ids=ids).logits[0]
         return logits.float()
