@@ -91,6 +91,7 @@ COMMANDS = (
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layers 6 --label class --plot bank.png"),
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf"),
     Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
+    Entry("lens", "models.lens", MEASURES, "lens gpt2.zarr --layers 0,6,last --out lens.parquet"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),

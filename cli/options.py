@@ -41,6 +41,7 @@ Metric = Annotated[
 ]
 Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's mean first.")]
 MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
+Where = Annotated[str | None, option("SQL", "Only occurrences for which this is true, such as \"upos = 'VERB'\".")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
 Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]

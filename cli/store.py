@@ -112,9 +112,7 @@ def lookup(
     most: Annotated[
         int | None, opt.option("N", f"Print N occurrences at most ({SHOWN}; --json: all).", "--most", "-n", min=1)
     ] = None,
-    where: Annotated[
-        str | None, opt.option("SQL", "Only occurrences for which this is true, such as \"upos = 'VERB'\".")
-    ] = None,
+    where: opt.Where = None,
     output: Output,
 ) -> None:
     """Show a word's occurrences in their sentences."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,15 @@ CASES = [*DECODERS, pytest.param("smollm2", marks=pytest.mark.slow)]
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Folders of decoders with a head, saved when they are first asked for."""
-    saved: dict[str, Path] = {}
 
-    def of(name: str) -> Path:
-        if name not in saved:
-            saved[name] = tmp_path_factory.mktemp("models") / name
-            real_decoder(saved[name]) if name == "smollm2" else save_decoder(saved[name], *DECODERS[name])
-        return saved[name]
+    def saved(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("models") / name
+        return real_decoder(folder) if name == "smollm2" else save_decoder(folder, *DECODERS[name])
 
-    return of
+    return cache(saved)
 
 
-def save_decoder(folder: Path, kind: str, options: dict[str, Any]) -> None:
+def save_decoder(folder: Path, kind: str, options: dict[str, Any]) -> Path:
     config = getattr(transformers, f"{kind}Config")(vocab_size=400, **options)
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_config(config)
@@ -57,6 +55,7 @@ def save_decoder(folder: Path, kind: str, options: dict[str, Any]) -> None:
     model.save_pretrained(folder)
     fast: Any = transformers.PreTrainedTokenizerFast
     fast(tokenizer_object=byte_level(), model_input_names=["input_ids", "attention_mask"]).save_pretrained(folder)
+    return folder
 
 
 def store_of(texts: list[str], folder: Path, path: Path, **options: Any) -> es.Store:
