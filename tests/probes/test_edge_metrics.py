@@ -124,6 +124,17 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     assert found["differential_kl", None, 3].get("low") is None
 
 
+@pytest.mark.parametrize("n_different", [4, 5])
+def test_what_few_sentences_differ_in_has_no_interval(n_different: int) -> None:
+    own, constant = (counts_of(np.random.default_rng(seed), 1, 17) for seed in (0, 1))
+    right, said = np.repeat(own.right, 2, 0), np.repeat(own.said + 1, 2, 0)
+    said[1, :n_different] += 1
+    split = SplitCounts(EdgeCounts(right, said, own.wanted), constant)
+    rows = list(split.rows(ProbeGrid((0, 1), (0,), layerwise=False), n_resamples=50, seed=0))
+    (low,) = [row["low"] for row in rows if row["metric"] == "differential"]
+    assert (low is None) == (n_different < 5)
+
+
 def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     scores = np.random.default_rng(0).random((50, 4))
     found = expected_layers(scores, (0, 3, 4, 9))

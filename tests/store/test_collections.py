@@ -164,8 +164,10 @@ def test_every_selection_is_that_of_the_one_store(made: dict[str, es.Store], kin
 
 
 @KINDS
-def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str) -> None:
+def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, expected = made[kind], vectors_of(made[kind])
+    monkeypatch.setattr("embstore.store.collection.BLOCK_NBYTES", 50 * expected[0, 0].nbytes)
+    assert max(len(block) for _, block in store.scan(2)) == 50, "of few bytes unless a size is asked for"
     for start, stop, size in ((0, store.n_rows, 7), (3, store.n_rows - 2, 64), (150, 151, 9), (5, 5, 9)):
         blocks = [(row, block.copy()) for row, block in store.scan(2, start, stop, block_rows=size)]
         assert [row for row, _ in blocks] == list(range(start, stop, size)), "all but the last have the size asked for"
@@ -314,7 +316,6 @@ def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
     assert table["document"].to_list() == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
 def test_labels_added_to_a_collection_are_with_its_members(tmp_path: Path) -> None:
     paths = parts_of(tmp_path)
     store = es.open(paths)
