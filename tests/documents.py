@@ -123,6 +123,8 @@ def write_models(folder: Path) -> None:
     """Write tiny models of random weights, under the names of well-known ones and as `gpt` and `elmo-original`."""
     tiny.save("bert", folder / "bert-base-uncased")
     tiny.save("gpt2", folder / "gpt")
+    config = folder / "gpt" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "Ā"}))  # a byte that no text has
     tiny.save("llama", folder / "Qwen" / "Qwen2.5-0.5B")
     tiny.save("llama41", folder / "meta-llama" / "Llama-3.1-70B")
     (folder / "gpt2").symlink_to(folder / "gpt")

@@ -34,11 +34,11 @@ from embstore.models.names import with_begin
 from embstore.progress import reporting
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
+from embstore.store.conditions import names_in
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
 from embstore.store.metadata import Dropped
 from embstore.store.sinks import SINK_RATIO
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.where import parse
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
@@ -293,7 +293,7 @@ def plan(
     """
     options = options or ExtractionOptions()
     if options.keep.where is not None:
-        parse(options.keep.where)  # before the model is loaded
+        names_in(options.keep.where)  # before the model is loaded
     source = open_corpus(corpus)
     if store is not None:
         check_store(parse_location(store), source, options)

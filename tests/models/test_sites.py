@@ -270,7 +270,7 @@ def test_words_are_pooled_alike_at_all_sites(case: Case) -> None:
     single, bounds = case.encode(case.subwords(), "packed"), case.tokenized.bounds
     stop = int(bounds[1])
     whole = case.encode(Spans(np.array([0]), np.array([0]), np.array([stop])), "packed")
-    for site in SITES:
+    for site in case.sites:
         close(whole[site][:, 0], single[site][:, :stop].mean(1))
 
 

@@ -59,7 +59,7 @@ class RowProbe(Probe[FittedRows]):
 
     A row with the stored vector x has the label l of the highest w_l x + b_l::
 
-        probe = es.probes.RowProbe(label="sentiment", split="part").fit(store)
+        probe = es.probes.RowProbe(label="class", split="word").fit(store)
         probe.score().frame
         es.neighbors(store, probe.direction(6), metric="ip", layers=6)
         probe.save("probe.safetensors")
