@@ -61,14 +61,11 @@ class RowProbe(Probe[FittedRows]):
 
         probe = es.probes.RowProbe(label="class", split="word").fit(store)
         probe.score().frame
-        es.neighbors(store, probe.direction(6), metric="ip", layers=6)
+        es.neighbors(store, probe.direction(6, label="animal"), metric="ip", layers=6)
         probe.save("probe.safetensors")
 
-    The file has plain tensors. To add a direction to the residual stream (layer 6 is what block 6 is given)::
-
-        saved = safetensors.torch.load_file("probe.safetensors")  # directions, intercepts, layers
-        direction = saved["directions"][saved["layers"].tolist().index(6), 0]
-        model.model.layers[6].register_forward_pre_hook(lambda block, given: (given[0] + 4 * direction, *given[1:]))
+    The file has the plain tensors `directions`, `intercepts` and `layers`, as `safetensors.torch.load_file` reads them.
+    A forward pre-hook of block l that adds a direction of layer l to what the block is given steers the model by it.
 
     Parameters
     ----------
