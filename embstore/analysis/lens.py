@@ -72,8 +72,9 @@ def lens(
 
     Example::
 
-        found = es.lens(es.open("gpt2.zarr"))
-        found.group_by("layer").agg(pl.col("rank").median())
+        options = es.ExtractionOptions(unit="subword", context="document")
+        states = es.extract(es.plan(["The cat sat on the mat."], model="gpt2", options=options), "states.zarr")
+        es.lens(states).select("layer", "rank").group_by("layer").median()
     """
     is_all = layers is None or (isinstance(layers, str) and layers.strip() == "all")
     selection, now = selected(data, None if is_all else layers), settings()
