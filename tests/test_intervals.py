@@ -73,7 +73,7 @@ def test_answers_of_a_sentence_that_are_alike_are_covered(accuracy: float, sente
 @pytest.mark.parametrize("accuracy", [0.6, 0.9, 0.98])
 def test_scores_of_words_of_very_unequal_frequency_are_covered(accuracy: float, words: int) -> None:
     """As if all words were alike in size, a gain holds in .9 and an accuracy near 1 in .78 to .88 of cases."""
-    missed, told = Counter[str](), Counter[str]()
+    missed, stated = Counter[str](), Counter[str]()
     shape = np.array([accuracy, 1 - accuracy]) * 4
     random = np.random.default_rng(0)
     for _ in range(400):
@@ -85,9 +85,10 @@ def test_scores_of_words_of_very_unequal_frequency_are_covered(accuracy: float, 
             ("gain", accuracy - 0.5, ratio(right - other, counts, **options)),
         ):
             if low is not None and high is not None:
-                told[name] += 1
+                stated[name] += 1
                 missed[name] += not low <= true <= high
-    assert all(missed[name] <= 0.1 * count for name, count in told.items()), (missed, told)
+    assert set(stated) == {"share", "gain"}
+    assert all(missed[name] <= 0.1 * count for name, count in stated.items()), (missed, stated)
 
 
 @pytest.mark.slow
@@ -109,13 +110,13 @@ def test_scores_near_one_are_covered(accuracy: float, sentences: int) -> None:
 @pytest.mark.parametrize(("share", "least"), [((0.6, 0.75, 0.8), 0.85), ((0.97, 0.98, 0.985), 0.89)])
 @pytest.mark.parametrize("sentences", [10, 20, 60])
 def test_what_layers_add_is_covered(share: tuple[float, ...], least: float, sentences: int) -> None:
-    """Gains and the expected layer of P(0), P(1) and P(2), whose answers to a target are alike, where they are told.
+    """Gains and the expected layer of P(0), P(1) and P(2), whose answers to a target are alike, where they are stated.
 
     Of 10 sentences at .98 resamples hold a gain in .59 of cases and an expected layer in .18: mostly nothing differs.
     """
     gains = np.diff(share)
     true = {1: gains[0], 2: gains[1], None: (gains[0] + 2 * gains[1]) / gains.sum()}
-    spread, missed, told = min(0.15, 0.5 * (1 - share[-1])), Counter[str](), Counter[str]()
+    spread, missed, stated = min(0.15, 0.5 * (1 - share[-1])), Counter[str](), Counter[str]()
     random = np.random.default_rng(0)
     for _ in range(300):
         size = 1 + random.poisson(6, sentences)
@@ -127,9 +128,9 @@ def test_what_layers_add_is_covered(share: tuple[float, ...], least: float, sent
         counts = EdgeCounts(right, np.tile(size, (3, 1)), size)
         for row in SplitCounts(counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=400, seed=0):
             if (kind := row["metric"]) in ("differential", "expected_layer") and row.get("low") is not None:
-                told[kind] += 1
+                stated[kind] += 1
                 missed[kind] += not row["low"] <= true[row["layer"]] <= row["high"]
-    assert all(missed[kind] <= (1 - least) * count + 2 for kind, count in told.items()), (missed, told)
+    assert all(missed[kind] <= (1 - least) * count + 2 for kind, count in stated.items()), (missed, stated)
 
 
 @pytest.mark.slow

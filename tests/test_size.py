@@ -52,7 +52,7 @@ def members() -> int:
 
 
 # What is counted, how, and the most that it may be: a limit only falls. Decoders (lens, directions, probes of rows,
-# packing, sinks, sites) had 1,900 lines of code, 1,100 of tests, and 800 words in place of the work around the package.
+# packing, sinks, sites) raised it by 1,900 lines of code, 1,100 of tests and 800 words.
 SIZES: list[tuple[str, Callable[[], int], int]] = [
     ("lines of embstore and cli", lambda: lines("embstore", "cli"), 43_900),
     ("lines of studies and explorer", lambda: lines("studies", "explorer", suffixes=(".py",)), 8_500),

@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
     @property
     def row(self) -> str:
-        """Its column of rows as SQL; a quote in the name, as it stands, would end the name."""
+        """The column `occurrence` of the table as SQL; quotes in the table's name are doubled."""
         return '"' + self.name.replace('"', '""') + '".occurrence'
 
 

@@ -111,8 +111,8 @@ class Plan:
         lines = [f"the batching {name} is not used: it {why}" for name, why in self.encoder.refused.items()]
         if self.encoder.sink_ratio > SINK_RATIO:
             lines.append(
-                f"the first subword of a context is an attention sink: its vectors are up to "
-                f"{self.encoder.sink_ratio:,.0f} times longer than others; select(sinks=False) leaves them out"
+                "the first subword of a context is an attention sink: at some layer its vectors are "
+                f"{self.encoder.sink_ratio:,.0f} times longer than others (medians): select(sinks=False) is without it"
             )
         n_runs = sum(bool(SPACELESS.search(word)) for word in types)
         if options.get("language") not in (None, "ja", "th", "zh") and 10 * n_runs > len(types):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def check_store(path: Path | ObjectPath, corpus: Corpus, options: ExtractionOpti
             now[name] = now[name] or then.get(name)
         if now["tokenize"] == "text":  # unless the model reads words alone, which the plan knows
             now["tokenize"] = then.get("tokenize")
-        _require_equal("extraction", {**then, **now}, then, path)
+        left_out = {each.name: None for each in fields(ExtractionOptions) if each.name in then}
+        _require_equal("extraction", {**then, **left_out, **now}, then, path)
         if (depth := metadata.model.get("num_hidden_layers")) is not None:
             _require_equal("layers", model_layers(options.layers, depth), metadata.layers, path)
         _require_equal("dtype", options.dtype, metadata.dtype, path)

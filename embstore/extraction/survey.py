@@ -305,9 +305,9 @@ def _survey_block(
     content.documents.add([sentence.document for sentence in block])
     separated = np.zeros(0, np.int64)
     if options.pack is not None:
-        documents, n_before = content.documents.number.values, content.n_sentences
-        before = int(documents[n_before - 1]) if n_before else 0
-        split, separated = _with_separators(split, documents[n_before:], before, encoder.separator(options.pack))
+        documents, n_read = content.documents.number.values, content.n_sentences
+        before = int(documents[n_read - 1]) if n_read else 0
+        split, separated = _with_separators(split, documents[n_read:], before, encoder.separator(options.pack))
     units = _Units.of(block, split, starts == stops, options.unit, limit)
     forms = _forms(block, units, split, encoder)
     _add_text(content, block, split, starts, stops, spans=options.unit == "subword")

@@ -18,7 +18,7 @@ from embstore.store.storage.files import replacing
 def convert_gguf(file: str | Path, folder: str | Path) -> Path:
     """Save the model of a GGUF file as safetensors in float32, with its tokenizer; returns the folder.
 
-    Quantized weights are written as the numbers that they stand for. `folder`: a new folder, written atomically. Needs
+    Quantized weights are dequantized. `folder`: a new folder, written atomically. Needs
     the package gguf. Raises ModelError, in one line, for a file that transformers cannot read, StorageError if the
     folder exists.
     """

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from embstore.store.places import place
 
 # In SmolLM2 the median at the first position is 7 times that of later ones at layer 8 and 160 times at layer 15; the
-# medians at other positions are 1.1 times as long at most.
-SINK_RATIO = 4.0
+# medians at other positions are 1.1 times as long at most, single vectors 9 times.
+SINK_RATIO, SINGLE_RATIO = 4.0, 20.0
+FEW_CONTEXTS = 8  # of fewer than these the median may be that of one unusual word: then it must be SINGLE_RATIO
 N_POSITIONS = 4  # of a context that are looked at: models have one or two sinks
 N_CONTEXTS = 32
 N_OTHERS = 512  # vectors for the median
@@ -29,7 +30,7 @@ def find_sinks(store: Any) -> Sinks | None:
     """Return which positions of a context are sinks, None if none is.
 
     A position is a sink if, at a stored layer, the median length of its vectors in the first contexts of the store is
-    more than SINK_RATIO times that of vectors at later positions.
+    more than SINK_RATIO times that of vectors at later positions (SINGLE_RATIO, where there are few contexts).
     """
     rows = np.arange(min(store.n_rows, N_CONTEXTS * N_OTHERS))
     rows = rows[store.source.is_written(rows)]
@@ -39,15 +40,21 @@ def find_sinks(store: Any) -> Sinks | None:
     if not len(others):
         return None
     lengths = _lengths(store, others)
-    medians = np.array([_lengths(store, some) / lengths if len(some) else 0 * lengths for some in first])
-    sinks = tuple(np.flatnonzero(medians.max(1) > SINK_RATIO).tolist())
-    return Sinks(sinks, float(medians.max()), store.layers[int(medians.max(0).argmax())]) if sinks else None
+    ratios = np.array([_lengths(store, some) / lengths if len(some) else 0 * lengths for some in first])
+    least = np.array([SINGLE_RATIO if len(some) < FEW_CONTEXTS else SINK_RATIO for some in first])
+    sinks = np.flatnonzero(ratios.max(1) > least)
+    if not len(sinks):
+        return None
+    ratios = ratios[sinks].max(0)
+    return Sinks(tuple(sinks.tolist()), float(ratios.max()), store.layers[int(ratios.argmax())])
 
 
 def _lengths(store: Any, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the median length of vectors, [layer], no less than a small positive number."""
-    vectors = store.vectors(rows).astype(np.float64)
-    medians: NDArray[np.float64] = np.median(np.linalg.norm(vectors, axis=-1), axis=1)
+    medians = [  # a layer at a time: all layers of a large model may be gigabytes
+        np.median(np.linalg.norm(store.vectors(rows, layers=layer)[0].astype(np.float64), axis=1))
+        for layer in store.layers
+    ]
     return np.maximum(medians, np.finfo(np.float64).tiny)
 
 

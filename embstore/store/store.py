@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.arguments import checked
-from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
+from embstore.errors import InvalidValueError, StoreDamagedError, check_choice, check_whole, quoted
 from embstore.html import html_table
 from embstore.store.collection import Source
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, selected_rows
@@ -260,8 +261,10 @@ class Store:
             "fields": {name: {"kind": own.kind, "values": len(own.names)} for name, own in self.index.fields.items()},
             "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
-        if not self.metadata.virtual and not self.source.is_remote and (sinks := find_sinks(self)):
-            described["sinks"] = {**sinks._asdict(), "positions": list(sinks.positions)}
+        if not self.metadata.virtual and not self.source.is_remote:
+            with suppress(StoreDamagedError):  # which verify reports
+                if sinks := find_sinks(self):
+                    described["sinks"] = {**sinks._asdict(), "positions": list(sinks.positions)}
         if members != [self.source]:
             names = member_names([member.path for member in members])
             described["members"] = [

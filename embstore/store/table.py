@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -67,6 +68,18 @@ def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Ser
         return _enumeration(name, of_rows(index.labels[name].codes), index.labels[name].names)
     places = pl.Series(name, place(index, name, np.arange(len(index.type)) if rows is None else rows))
     return places.set(places == NO_ID, None) if name == TOKEN else places
+
+
+def is_coded(index: Index, name: str) -> bool:
+    """Return whether a column of text is stored as numbers of its distinct values."""
+    return name == "word" or name in index.own_labels or (name in index.fields and index.fields[name].kind == "str")
+
+
+def codes_of(index: Index, name: str, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+    """Return the number of each row's value in a column that is coded, or of fields; -1 for none."""
+    if name in index.fields:
+        return index.fields[name].codes[index.document_of(np.asarray(index.sentence[rows]))]
+    return np.asarray(index.type[rows] if name == "word" else index.own_labels[name].codes[rows])
 
 
 def _field(name: str, field: Field, documents: NDArray[np.int64]) -> pl.Series:

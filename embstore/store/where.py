@@ -17,7 +17,7 @@ from polars import selectors
 from embstore.errors import COLUMNS, InvalidValueError, quoted
 from embstore.store.index import Index
 from embstore.store.places import PLACES, place_names
-from embstore.store.table import column_of, value_type
+from embstore.store.table import codes_of, column_of, is_coded, value_type
 
 MAX_CONDITION = 2000  # characters
 MAX_TREE = 2**17  # bytes that Polars makes of them: each BETWEEN, CASE or left() around another doubles it
@@ -81,7 +81,7 @@ def rows_where(
     parsed, columns = parse(condition), _Columns(index)
     names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
     columns.require(names, condition)
-    if set(parsed.meta.root_names()) == {*names[:1]} and columns.is_coded(names[0]):
+    if set(parsed.meta.root_names()) == {*names[:1]} and is_coded(index, names[0]):
         yield from columns.rows_with_values(names[0], parsed, rows, condition)
         return
     n_rows = len(index.type) if rows is None else len(rows)
@@ -116,11 +116,6 @@ class _Columns:
                     f"and the columns are {', '.join(known)}"
                 )
 
-    def is_coded(self, name: str) -> bool:
-        """Whether a column of text is stored as numbers of its distinct values."""
-        index = self._index
-        return name == "word" or name in index.own_labels or (name in index.fields and index.fields[name].kind == "str")
-
     def rows_with_values(self, name: str, parsed: pl.Expr, rows: _Numbers | None, condition: str) -> Iterator[_Numbers]:
         """Yield the rows for which a condition on one column of text is true: it is evaluated once for each value."""
         self.read(name, slice(0, 0))
@@ -135,26 +130,21 @@ class _Columns:
         for start in range(0, max(1, n_rows), BLOCK_ROWS):
             some = slice(start, min(start + BLOCK_ROWS, n_rows))
             block = some if rows is None else rows[some]
-            found = np.flatnonzero(is_true[self._codes(name, block)])
+            found = np.flatnonzero(is_true[codes_of(self._index, name, block)])
             yield found + start if rows is None else rows[start + found]
-
-    def _codes(self, name: str, rows: slice | _Numbers) -> NDArray[Any]:
-        """Return the number of each row's value; -1 for none, the last of the values."""
-        index = self._index
-        if name in index.fields:
-            return index.fields[name].codes[index.document_of(np.asarray(index.sentence[rows]))]
-        return np.asarray(index.type[rows] if name == "word" else index.own_labels[name].codes[rows])
 
     def read(self, name: str, rows: slice | _Numbers) -> pl.Series:
         index = self._index
         if name in index.fields:
             own = index.fields[name]
-            return self._named(name, self._codes(name, rows), lambda: pl.Series(own.values, dtype=value_type(own)))
+            return self._named(name, codes_of(index, name, rows), lambda: pl.Series(own.values, dtype=value_type(own)))
         if name in index.own_labels:
             labels = index.own_labels[name]
-            return self._named(name, self._codes(name, rows), lambda: pl.Series(list(labels.names), dtype=pl.String))
+            return self._named(
+                name, codes_of(index, name, rows), lambda: pl.Series(list(labels.names), dtype=pl.String)
+            )
         if name == "word":
-            return self._named(name, self._codes(name, rows), lambda: pl.Series(list(index.words), dtype=pl.String))
+            return self._named(name, codes_of(index, name, rows), lambda: pl.Series(list(index.words), dtype=pl.String))
         return column_of(index, name, np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
 
     def _named(self, name: str, codes: NDArray[Any], make: Callable[[], pl.Series]) -> pl.Series:

@@ -390,12 +390,12 @@ def test_adjusted_means_are_covered_also_over_a_drawn_baseline(tmp_path: Path, d
         table = geometry(store, metrics=["selfsim", "mev"], min_contexts=1, baseline=baseline, seed=seed)
         return summarize_geometry(table, resamples=200, seed=seed).to_dicts()
 
-    exact, told = means("exact", 0), []
+    exact, covered = means("exact", 0), []
     for row in exact:
         assert row["adjusted_low"] == pytest.approx(row["low"] - row["baseline"], abs=1e-12)
     for seed in range(100):
         for row, true in zip(means(drawn, seed), exact, strict=True):
             assert (row["adjusted_low"] is None) == (row["metric"] == "mev" and drawn < 100)
             if row["adjusted_low"] is not None:
-                told.append(row["adjusted_low"] <= true["adjusted"] <= row["adjusted_high"])
-    assert np.mean(told) >= 0.88
+                covered.append(row["adjusted_low"] <= true["adjusted"] <= row["adjusted_high"])
+    assert np.mean(covered) >= 0.88

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import embstore as es
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import InvalidValueError, ModelError, StoreMismatchError
 from tests.extraction.test_text import decoders  # noqa: F401  (a fixture)
 
 TEXT = "The cat sat on the mat.\n\nDon't go (yet)! It was 7 o'clock: rain fell on the river, and the boats turned."
@@ -72,9 +72,8 @@ def test_documents_are_packed_as_sparse_autoencoders_are_trained(
     blocks = [[bos, *stream[at : at + size - 1]] for at in range(0, len(stream), size - 1)]
     expected = plain_states(folder, blocks, 1)
     options = es.ExtractionOptions.like("saelens", context=size, unit=unit, dtype="float32")
-    store = es.extract(
-        es.plan([es.corpus.Document(text) for text in texts], model=folder, options=options), tmp_path / "a.zarr"
-    )
+    documents = [es.corpus.Document(text) for text in texts]
+    store = es.extract(es.plan(documents, model=folder, options=options), tmp_path / "a.zarr")
     index = store.index
     assert index.text.ids.tolist() == stream
     assert [index.text.document(*run) for run in pairwise(np.searchsorted(index.document, range(5)))] == texts
@@ -88,6 +87,10 @@ def test_documents_are_packed_as_sparse_autoencoders_are_trained(
         expected = np.stack([expected[:, a:b].mean(1) for a, b in zip(start, stop, strict=True)], 1)
     assert (np.abs(store.select().vectors() - expected).max((1, 2)) / scale).max() < 2e-5
     assert es.verify(store.path).ok
+    with pytest.raises(StoreMismatchError, match=r"extraction.begin 'always', this plan has None"):
+        es.plan(
+            documents, model=folder / "none", options=es.ExtractionOptions(unit=unit, context=size), store=store.path
+        )
 
 
 def test_a_query_begins_as_the_store_does(decoders: Any, tmp_path: Path) -> None:  # noqa: F811

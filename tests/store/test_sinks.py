@@ -10,7 +10,7 @@ import torch
 
 import embstore as es
 from embstore.store.places import place
-from embstore.store.sinks import SINK_RATIO, find_sinks
+from embstore.store.sinks import SINGLE_RATIO, SINK_RATIO, find_sinks
 from tests.json_schemas import validator_of
 from tests.models import tiny
 
@@ -49,6 +49,20 @@ def test_a_store_without_sinks_is_whole(tmp_path: Path) -> None:
     assert "sinks" not in store.describe()
     assert len(store.select(sinks=False)) == store.n_rows
     assert not any("attention sink" in line for line in plan.advice)
+
+
+def test_few_contexts_are_no_sinks_by_one_long_vector(tmp_path: Path) -> None:
+    _, store = stored(tmp_path, 0, length=30, context="document")
+    assert (sinks := find_sinks(store)) is not None
+    assert SINK_RATIO < sinks.ratio < SINGLE_RATIO
+    few = es.store.export(store.select(where="document < 2"), tmp_path / "few.zarr")
+    assert find_sinks(es.open(few.path)) is None
+
+
+def test_a_store_that_lost_its_vectors_is_described(tmp_path: Path) -> None:
+    _, store = stored(tmp_path, 0)
+    (tmp_path / "store.zarr" / "hidden_states" / "c" / "0" / "0" / "0").unlink()
+    assert "sinks" not in es.open(store.path).describe()
 
 
 def test_a_position_later_in_a_context_is_no_sink(tmp_path: Path) -> None:

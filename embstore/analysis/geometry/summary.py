@@ -14,7 +14,7 @@ from embstore.errors import InvalidValueError, check_columns
 from embstore.intervals import MIN_UNITS, expanded
 from embstore.store.layout import Layers, one_layer
 
-COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
+COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted", "baseline_reach")
 Resamples = Annotated[int, Range(1, 10**6)]
 _N_DRAWN = 2**22  # values drawn at a time: 32 MiB
 
@@ -32,8 +32,6 @@ def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed
     Raises InvalidValueError for a frame without the columns of `geometry`.
     """
     check_columns(frame, COLUMNS, "the frame of geometry")
-    if "baseline_reach" not in frame.columns:  # of an earlier version
-        frame = frame.with_columns(baseline_reach=pl.lit(0.0))
     intervals = pl.DataFrame(
         list(_intervals(frame, resamples, seed)),
         schema={"metric": frame.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},

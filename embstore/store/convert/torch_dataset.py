@@ -13,8 +13,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from embstore.arguments import Count, Positive, checked
 from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.store.index import Index
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
+from embstore.store.table import codes_of, column_of, is_coded
 from embstore.store.vectors import VALUE_DTYPE
 
 GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
@@ -81,6 +83,7 @@ class TorchDataset(IterableDataset[Examples]):
             raise InvalidValueError(f"dtype {dtype} is not allowed: give one of torch's, such as torch.float32")
         self._selection = selection
         self._labels, self._columns = _labels(selection, label), list(columns)
+        selection.store.select(rows=[]).table(columns=self._columns)  # raises for one that does not exist
         self._read_columns(selection.rows[:0])
         self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
         self._dtype = STORED[selection.store.dtype] if dtype is None else dtype
@@ -147,20 +150,19 @@ class TorchDataset(IterableDataset[Examples]):
         return Examples(vectors, torch.from_numpy(rows), torch.from_numpy(labels), self._read_columns(rows))
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        if not self._columns:
-            return {}
-        read = self._selection.store.select(rows=rows).table(columns=self._columns)
-        return {column.name: _numbers(column) for column in read}
+        return {name: _numbers(self._selection.store.index, name, rows) for name in self._columns}
 
 
-def _numbers(column: pl.Series) -> torch.Tensor:
-    """Return a column as int64, or float32 where it has floats."""
+def _numbers(index: Index, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
+    """Return a column for some rows as int64, or float32 where it has floats."""
+    if is_coded(index, name):  # without the names, which may be millions
+        return torch.from_numpy(codes_of(index, name, rows).astype(np.int64))
+    column = column_of(index, name, rows)
     if column.dtype.is_float():
         return torch.from_numpy(column.cast(pl.Float32).fill_null(np.nan).to_numpy(writable=True))
     if column.dtype == pl.String:
-        raise InvalidValueError(f"the column {column.name!r} is text, which has no codes: read it with table()")
-    codes = column.to_physical() if isinstance(column.dtype, pl.Enum) else column
-    return torch.from_numpy(codes.cast(pl.Int64).fill_null(-1).to_numpy(writable=True))
+        raise InvalidValueError(f"the column {name!r} is text, which has no codes: read it with table()")
+    return torch.from_numpy(column.cast(pl.Int64).fill_null(-1).to_numpy(writable=True))
 
 
 def _labels(selection: Any, label: Any) -> NDArray[Any] | None:
