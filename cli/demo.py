@@ -56,7 +56,7 @@ def demo(
     with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
         corpus = es.open_corpus(sentences, format="pse")
         plan = es.plan(corpus, model=model, store=path)
-        print(str(plan).replace(f"{model.name} (", f"{MODEL_NAME} ("))
+        print(str(plan).replace(f"of {model.name},", f"of {MODEL_NAME},"))
         print("\n2. Extract: every layer of every word, in one pass\n")
         existed, begin = path.exists(), perf_counter()
         store = es.extract(plan, path)

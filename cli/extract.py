@@ -123,6 +123,7 @@ def extract(
     append: Append = False,
     repair: Repair = False,
     virtual: Virtual = False,
+    verbose: opt.Verbose = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
@@ -164,11 +165,11 @@ def extract(
         place = Path(store).with_name(".part.zarr") if append else store  # the parts of a store are on its disk
         plan = es.plan(opened, model=model, store=place, options=options, **of(("compute_dtype",)))
     if dry_run:
-        print_json(plan.as_json()) if as_json else print(plan)
+        print_json(plan.as_json()) if as_json else print(plan.text(verbose=verbose))
         plan.estimate.require_space()
         return
     if not as_json:
-        print(plan, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
+        print(plan.text(verbose=verbose), *["vectors     not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:
         with executor or nullcontext():
             made = es.extract(plan, store, append=append, repair=repair, virtual=virtual, executor=executor)

@@ -43,6 +43,7 @@ Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's
 MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
 Where = Annotated[str | None, option("SQL", "Only occurrences for which this is true, such as \"upos = 'VERB'\".")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything, not a summary.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
 Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]
 ConfigFile = Annotated[

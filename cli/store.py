@@ -19,7 +19,7 @@ Dtype = Annotated[
 ]
 
 
-def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
+def info(store: opt.StorePath, verbose: opt.Verbose = False, as_json: opt.AsJson = False) -> None:
     """Describe a store: rows, layers, model, and how it was made.
 
     --json also prints checksums and the versions of the packages that made it.
@@ -34,25 +34,28 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     labels = [f"{name} ({count:,} labels)" for name, count in described["labels"].items()]
     fields = [f"{name} ({field['values']:,} values, {field['kind']})" for name, field in described["fields"].items()]
     dropped = [f"{each['count']:,} {each['reason']}" for each in described["dropped"]]
+    model = described["model"]
     lines = {
         "store": f"{described['path']} ({state})",
         "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, {mib:,.1f} MiB",
         "layers": _plain(described["layers"]),
         "virtual": "yes, vectors are computed again when they are read" if "virtual" in described else "",
         "sites": _plain(described.get("sites", "")),
-        "model": _plain(described["model"]),
-        "corpus": _plain(described["corpus"]),
+        "model": _plain(model if verbose else {name: model.get(name) for name in ("name", "architecture")}),
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",
-        "labels": ", ".join(labels) or "none",
-        "documents": f"{described['n_documents']:,}",
-        "fields": ", ".join(fields) or "none",
-        "extraction": _plain(described["extraction"]),
+        "labels": ", ".join([*labels, *fields]) or "none",
         "sinks": _sinks(described.get("sinks")),
-        "dropped": ", ".join(dropped) or "none",
-        "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
-        "format": described["format_version"],
-        "kernels": es.store.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
     }
+    if verbose:
+        lines |= {
+            "corpus": _plain(described["corpus"]),
+            "documents": f"{described['n_documents']:,}",
+            "extraction": _plain(described["extraction"]),
+            "dropped": ", ".join(dropped) or "none",
+            "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
+            "format": described["format_version"],
+            "kernels": es.store.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
+        }
     for name, value in lines.items():
         if value:
             print(f"{name + ':':<12}{value}")

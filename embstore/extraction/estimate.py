@@ -75,21 +75,29 @@ class Estimate:
         left_out = {"folder", "counted"} | ({"device_nbytes"} if self.device_nbytes is None else set())
         return {name: value for name, value in document.items() if name not in left_out}
 
+    @property
+    def disk(self) -> str:
+        """The bytes of the store, and those free in its folder."""
+        free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
+        return f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"
+
+    @property
+    def time(self) -> str:
+        """The time of the extraction, and the speed that was measured."""
+        if self.seconds is None or self.subwords_per_second is None:
+            return "not measured"
+        return f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
-        free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
-        lines = [
+        gpu = [] if self.device_nbytes is None else [("GPU memory", format_nbytes(self.device_nbytes))]
+        return [
             ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
-            ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
+            ("on disk", self.disk),
             ("peak memory", format_nbytes(self.memory_nbytes)),
+            *gpu,
+            ("time", self.time),
         ]
-        if self.device_nbytes is not None:
-            lines.append(("GPU memory", format_nbytes(self.device_nbytes)))
-        if self.seconds is not None and self.subwords_per_second is not None:
-            lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
-        else:
-            lines.append(("time", "not measured"))
-        return lines
 
     def require_space(self) -> None:
         """Raise StorageError if the store would not fit."""

@@ -20,7 +20,7 @@ from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, SelfCheck, software_versions
-from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
+from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate, format_nbytes
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
 from embstore.extraction.partition import Groups, Reader, group_partitions
 from embstore.extraction.resume import check_store
@@ -194,15 +194,32 @@ class Plan:
         }
 
     def __repr__(self) -> str:
-        width = max(len(name) for name, _ in self.lines())
-        lines = (f"{name:<{width}}  {value}".replace("\n", r"\n") for name, value in self.lines())
-        return visible("\n".join(lines))
+        return self.text()
 
     def _repr_html_(self) -> str:
-        return html_table(self.lines())
+        return html_table(self.summary())
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the plan as text: its summary, or with `verbose` all of its lines."""
+        lines = self.lines() if verbose else self.summary()
+        width = max(len(name) for name, _ in lines)
+        return visible("\n".join(f"{name:<{width}}  {value}".replace("\n", r"\n") for name, value in lines))
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what will be stored, how large and how long, the first sentences as they were split, and notes."""
+        layout, layers, cost, info = self.layout, self.metadata.layers, self.estimate, self.encoder.info
+        rows = f"{layout.n_rows:,} occurrences of {len(self.index.words):,} types"
+        whole = len(layers) > 2 and layers[-1] - layers[0] + 1 == len(layers)
+        chosen = f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))
+        return [
+            ("stored", f"{rows}; layers {chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
+            ("on disk", f"{cost.disk}; {format_nbytes(cost.memory_nbytes)} of memory"),
+            ("time", cost.time),
+            *self._shown(),
+        ]
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the plan as lines, each a name and a value."""
+        """Return the whole plan as lines, each a name and a value."""
         options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
         n_given, more = self.n_sentences_to_run, []
         of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
@@ -215,9 +232,6 @@ class Plan:
         for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
             if width is not None:
                 more.append((f"{kind} window", f"{width} words left and right"))
-        shown = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
-        shown = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in shown]
-        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
         return [
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
@@ -228,12 +242,21 @@ class Plan:
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *more,
-            *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
-            *((f"sentence {n}", text) for n, text in enumerate(shown, 1)),
+            *self._shown(),
+        ]
+
+    def _shown(self) -> list[tuple[str, str]]:
+        """Return the lines that every reader of a plan sees: the first sentences, what is left out, and notes."""
+        sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
+        sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
+        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
+        return [
+            *((f"sentence {n}", text) for n, text in enumerate(sentences, 1)),
+            *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),
         ]
 
