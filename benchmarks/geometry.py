@@ -24,7 +24,7 @@ def main() -> None:
     arguments = parser.parse_args()
     store = es.open(arguments.store)
     layer = store.layers[-1]
-    vectors = np.array(store.vectors(layers=layer)[0])
+    vectors = np.array(store.vectors(layers=layer))
     table = store.table()
     types, sentences = table["word"].to_physical().to_numpy(), table["sentence"].to_numpy()
 

@@ -58,7 +58,7 @@ def store_measurements(store: es.Store, *, rounds: int) -> Iterator[tuple[str, f
     All pages of the store are in memory after the first round, which is not counted.
     """
     layer = 1
-    held = store.vectors(layers=layer)[0]
+    held = store.vectors(layers=layer)
     draw = np.random.default_rng(1)
     rows = draw.integers(0, store.n_rows, (rounds + 1, SHARED, N_GATHERED))
     queries = held[draw.integers(0, len(held), 32)].astype(np.float32)

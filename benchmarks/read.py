@@ -43,8 +43,8 @@ LAYER = 3
 
 def gather_rows(store: es.Store, path: Path, folder: Path, *, repeats: int) -> Iterator[Row]:
     """Random rows in random order, repeated rows included, others in every round."""
-    held = store.vectors(layers=LAYER)[0]
-    readers: dict[str, Callable[..., Any]] = {"ours": lambda rows: store.vectors(rows, layers=LAYER)[0]}
+    held = store.vectors(layers=LAYER)
+    readers: dict[str, Callable[..., Any]] = {"ours": lambda rows: store.vectors(rows, layers=LAYER)}
     readers |= gathers(path, LAYER, held, folder)
     for count, shared in COUNTS.items():
         if count > store.n_rows:
@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as name, es.config(progress=False):
         folder, path = Path(name), Path(name) / "random.zarr"
         random_store(path, rows=arguments.rows)
-        np.save(folder / "layer.npy", np.array(es.open(path).vectors(layers=LAYER)[0]))
+        np.save(folder / "layer.npy", np.array(es.open(path).vectors(layers=LAYER)))
         rows = [cold_row(path, folder / "layer.npy", repeats=max(3, arguments.repeats // 2))]
         store = es.open(path)
         rows += gather_rows(store, path, folder, repeats=arguments.repeats)

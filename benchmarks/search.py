@@ -30,7 +30,7 @@ COUNTS = (1, 32)
 
 def exact_rows(store: es.Store, layer: int, *, repeats: int, sketched: es.Store) -> Iterator[Row]:
     """Exact search of new queries in every round; the answers are those of torch."""
-    held = store.vectors(layers=layer)[0]
+    held = store.vectors(layers=layer)
     threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
     for metric in METRICS:
         copy = held.astype(np.float32)
@@ -59,7 +59,7 @@ def index_rows(store: es.Store, layer: int, *, repeats: int) -> Iterator[tuple[R
     """Indexes: 1,000 queries through embstore and through faiss alone; each with its recall."""
     import faiss
 
-    queries = store.vectors(layers=layer)[0, :: max(1, store.n_rows // 1000)].astype(np.float32)
+    queries = store.vectors(layers=layer)[:: max(1, store.n_rows // 1000)].astype(np.float32)
     units = queries / np.linalg.norm(queries, axis=1, keepdims=True)
     exact = es.neighbors(store, queries, k=K, layers=layer)["occurrence"].to_numpy().reshape(-1, K)
     for kind in ("ivf", "hnsw"):

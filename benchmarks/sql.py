@@ -52,7 +52,7 @@ def batches(store: es.Store, layers: tuple[int, ...], kind: str) -> Iterator[pa.
         rows = np.arange(start, min(start + BLOCK_ROWS, store.n_rows))
         columns = table[start : start + BLOCK_ROWS].cast({pl.Enum: pl.String}).to_arrow()
         for layer in layers:
-            numbers = pa.array(store.vectors(rows, layers=layer)[0].astype(kind).ravel())
+            numbers = pa.array(store.vectors(rows, layers=layer).astype(kind).ravel())
             vectors = pa.FixedSizeListArray.from_arrays(numbers, store.hidden_size)
             columns = columns.append_column(f"h{layer}", vectors)
         yield from columns.combine_chunks().to_batches()
@@ -85,7 +85,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
     layer = store.layers[-1]
     parquet, lance = export(store, (0, layer), folder)
     row = int(store.select(words=WORD).rows[0])
-    query = store.vectors([row], layers=layer)[0][0].astype(np.float32)
+    query = store.vectors([row], layers=layer)[0].astype(np.float32)
     h, frequencies = f"h{layer}", folder / "frequencies.parquet"
     common = store.table(columns=["word"]).group_by("word").len().filter(pl.col("len") >= MIN_COUNT)["word"]
     types = np.sort(common.to_physical().to_numpy()).astype(np.int64)

@@ -141,7 +141,7 @@ def resolve_pronouns(
     }
     frames = []
     for layer in store.layers:
-        of_words = store.select(rows=rows, layers=layer).vectors(dtype="float64")[0][place]
+        of_words = store.select(rows=rows, layers=layer).vectors(dtype="float64")[place]
         vectors = np.add.reduceat(of_words, np.cumsum(lengths) - lengths) / lengths[:, None]
         unit = _unit(vectors - vectors.mean(0) if centered else vectors)
         cosine = (unit[is_candidate] * np.repeat(unit[own], sizes, axis=0)).sum(1)

@@ -258,7 +258,7 @@ def _frames(
     for start in range(0, len(rows), step):
         own = owners[start : start + step].repeat(lengths[start : start + step])
         wanted, places = np.unique(shown[bounds[start] :][: len(own)], return_inverse=True)
-        vectors = store.vectors(wanted, layers=search.vectors.layer, missing="nan")[0]
+        vectors = store.vectors(wanted, layers=search.vectors.layer, missing="nan")
         values.append(search.pair_scores(vectors, own, places) + bias[own])
     every, (distinct, places) = np.concatenate(values), np.unique(shown, return_inverse=True)
     frame = pl.DataFrame(

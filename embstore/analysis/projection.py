@@ -116,7 +116,7 @@ def project(
             report(1)
             shares = float(share[0]), float(share[1])
             return Projection(number, method, rows, points, shares, len(selection), axes_rows)
-        vectors = np.asarray(store.vectors(rows, layers=number)[0], np.float32)
+        vectors = np.asarray(store.vectors(rows, layers=number), np.float32)
         plane = umap_plane(vectors, seed=seed, n_neighbors=n_neighbors, start=points, report=report)
         plane -= plane.mean(0)
         plane = (plane @ turn(plane, points)).astype(np.float32)
@@ -148,7 +148,7 @@ def anchor_maps(store: Store, rows: NDArray[np.int64], last: int) -> dict[int, N
     maps: dict[int, NDArray[np.float64]] = {}
     before: NDArray[np.float64] | None = None
     for layer in store.layers[: store.layers.index(last) + 1]:
-        vectors = np.asarray(store.vectors(rows, layers=layer)[0], np.float64)
+        vectors = np.asarray(store.vectors(rows, layers=layer), np.float64)
         vectors = np.nan_to_num(vectors - vectors.mean(0))
         points = vectors @ _leading(lambda others: vectors.T @ (vectors @ others), vectors.shape[1])  # noqa: B023, called at once
         before = maps[layer] = points if before is None else points @ turn(points, before)

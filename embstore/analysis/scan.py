@@ -113,7 +113,7 @@ class Batch:
 
 def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[Any]:
     """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; raises NonFiniteError."""
-    vectors: NDArray[Any] = store.vectors(rows, layers=layer)[0]
+    vectors: NDArray[Any] = store.vectors(rows, layers=layer)
     finite = np.isfinite(vectors).all(1)
     if not finite.all():
         raise NonFiniteError(

@@ -306,7 +306,7 @@ def _compute_group(store: Store, method: PerWord, layer: int, words: WordRows, r
 
 def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
     """Yield words of ascending counts in batches of about `nbytes` of float32; raises NonFiniteError."""
-    vectors, counts = store.vectors(words.rows, layers=layer)[0], words.counts
+    vectors, counts = store.vectors(words.rows, layers=layer), words.counts
     first = 0
     while first < len(counts):
         last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
@@ -329,7 +329,7 @@ def iter_word_blocks(store: Store, layer: int, words: WordRows, *, nbytes: int) 
     step = max(1, nbytes // (4 * store.hidden_size))
     for start in range(0, len(words.rows), step):
         part = words.rows[start : start + step]
-        vectors = torch.from_numpy(store.vectors(part, layers=layer)[0]).float()
+        vectors = torch.from_numpy(store.vectors(part, layers=layer)).float()
         if not bool(torch.isfinite(vectors.sum())):
             _require_finite(store, layer, part, vectors)
         yield vectors

@@ -297,7 +297,7 @@ class Database:
             if kind == "VARCHAR":
                 (vector,) = encode_word(store, what, layers=[number], model=self._model)
             else:
-                (vector,) = store.vectors([int(what)], layers=number)[0]
+                (vector,) = store.vectors([int(what)], layers=number)
             self._encoded[key] = np.asarray(vector, np.float64).tolist()
         return self._encoded[key]
 

@@ -105,7 +105,7 @@ class Table(ds.Dataset):  # type: ignore[misc]
 
     def _vectors(self, rows: Rows, name: str) -> pa.FixedSizeListArray:
         """Return the vectors of rows as float32, NULL for those that are not written."""
-        vectors = self._selection.store.vectors(rows, layers=self._layers[name], missing="nan")[0].astype(np.float32)
+        vectors = self._selection.store.vectors(rows, layers=self._layers[name], missing="nan").astype(np.float32)
         mask = pa.array(np.isnan(vectors[:, 0]))
         return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1], mask=mask)
 

@@ -124,6 +124,11 @@ def resolve_layers(
     return tuple(sorted(set(resolved))) if ascending else resolved
 
 
+def is_one_layer(layers: Any) -> bool:
+    """Return whether layers are given as the number of one, or as "last": then an array has no axis of layers."""
+    return isinstance(layers, int | np.integer) or (isinstance(layers, str) and layers.strip() == "last")
+
+
 def one_layer(layers: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:
     """Return the stored layer that is named. Raises InvalidValueError for several and for one that is not stored."""
     resolved = resolve_layers(layers, stored, absent=absent)

@@ -59,7 +59,7 @@ def open_store(
     Example::
 
         store = es.open("demo.zarr")
-        store.select(words="bank", layers="last").vectors()  # [1, n, hidden_size]
+        store.select(words="bank", layers="last").vectors()  # [n, hidden_size]
 
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
     InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of

@@ -52,7 +52,7 @@ def find_sinks(store: Any) -> Sinks | None:
 def _lengths(store: Any, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the median length of vectors, [layer], no less than a small positive number."""
     medians = [  # a layer at a time: all layers of a large model may be gigabytes
-        np.median(np.linalg.norm(store.vectors(rows, layers=layer)[0].astype(np.float64), axis=1))
+        np.median(np.linalg.norm(store.vectors(rows, layers=layer).astype(np.float64), axis=1))
         for layer in store.layers
     ]
     return np.maximum(medians, np.finfo(np.float64).tiny)

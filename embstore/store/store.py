@@ -19,7 +19,7 @@ from embstore.html import html_table
 from embstore.store.collection import Source
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, selected_rows
 from embstore.store.index import LABELS, Index, Labels
-from embstore.store.layout import Layers, one_layer, resolve_layers
+from embstore.store.layout import Layers, is_one_layer, one_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.rows import BLOCK_NBYTES, DENSE
 from embstore.store.sinks import find_sinks, rows_without_sinks
@@ -281,16 +281,16 @@ class Store:
         out: NDArray[Any] | None = None,
         missing: Literal["error", "nan"] = "error",
     ) -> NDArray[Any]:
-        """Return the vectors of some rows, in the order of `rows`; [layer, n, hidden_size].
+        """Return the vectors of some rows, in their order; [layer, n, hidden_size], or [n, hidden_size] of one layer.
 
         Parameters
         ----------
         rows : list of int, optional
             In any order, repeats allowed; all rows by default.
         layers : int, str or list, optional
-            The number of a layer, -1 or "last", or several; all layers by default.
+            The number of a layer, -1 or "last", or a list of them; all layers by default.
         out : array, optional
-            C-contiguous, receives the result; for bfloat16 it may be of uint16, and receives the bits.
+            C-contiguous, of the shape of the result, which it receives; for bfloat16 it may be of uint16 (the bits).
         missing : "error" or "nan"
             What rows that are not written yet do: raise MissingRowsError, or read as NaN.
 
@@ -300,8 +300,10 @@ class Store:
             For a layer or row that does not exist.
         """
         check_choice("missing", missing, ("error", "nan"))  # by hand, as few rows are read in microseconds
-        chosen = resolve_layers(layers, self.layers)
-        return self.source.take(np.arange(self.n_rows) if rows is None else rows, chosen, out, nan=missing == "nan")
+        chosen, one = resolve_layers(layers, self.layers), is_one_layer(layers)
+        out = out[None] if one and isinstance(out, np.ndarray) else out
+        found = self.source.take(np.arange(self.n_rows) if rows is None else rows, chosen, out, nan=missing == "nan")
+        return found[0] if one else found
 
     def scan(
         self,
@@ -373,12 +375,13 @@ class Selection:
     ) -> None:
         self.store = store
         self.layers = resolve_layers(layers, store.layers)
+        self._layers = layers if is_one_layer(layers) else self.layers
         self._given = rows
         self._conditions = tuple(conditions)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = self.rows if self._conditions else self._given  # conditions hold columns of the store
-        return partial(Selection, layers=self.layers, rows=rows), (self.store,)
+        return partial(Selection, layers=self._layers, rows=rows), (self.store,)
 
     def __repr__(self) -> str:
         return f"<Selection of {self.store.path}: {len(self):,} rows, layers {_ranges(self.layers)}>"
@@ -424,7 +427,7 @@ class Selection:
     def written(self) -> Selection:
         """Return the selected rows that are written already, of an unfinished store."""
         written = self.rows[self.store.source.is_written(self.rows)]
-        return Selection(self.store, layers=self.layers, rows=written)
+        return Selection(self.store, layers=self._layers, rows=written)
 
     @checked
     def with_labels(
@@ -443,10 +446,12 @@ class Selection:
         """
         rows = None if self.is_whole else self.rows
         store = self.store._labelled(labels, values, rows, on=on, save=save, overwrite=replace)
-        return Selection(store, layers=self.layers, rows=self._given, conditions=self._conditions)
+        return Selection(store, layers=self._layers, rows=self._given, conditions=self._conditions)
 
     def vectors(self, *, dtype: DTypeLike | None = None, missing: Literal["error", "nan"] = "error") -> NDArray[Any]:
-        """Read the vectors into memory; [layer, n, hidden_size] of `dtype`, the store's `vector_dtype` by default.
+        """Read the vectors into memory; [layer, n, hidden_size] of `dtype`, by default that of the store.
+
+        Of one layer, such as `select(layers=6)`, it is [n, hidden_size]; int8 and bfloat16 are read as float32.
 
         Raises MissingRowsError for rows not written yet, unless `missing="nan"`.
         """
@@ -456,7 +461,7 @@ class Selection:
             kind = np.dtype(object)
         if "float" not in kind.name:
             raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of floats, such as 'float32'")
-        return self.store.vectors(self.rows, layers=self.layers, missing=missing).astype(kind, copy=False)
+        return self.store.vectors(self.rows, layers=self._layers, missing=missing).astype(kind, copy=False)
 
     @checked
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -532,7 +537,7 @@ class Selection:
     def _gathered(self, layer: int, size: int) -> Iterator[Block]:
         for start in range(0, len(self.rows), size):
             rows = self.rows[start : start + size]
-            yield Block(layer, rows, self.store.vectors(rows, layers=layer)[0])
+            yield Block(layer, rows, self.store.vectors(rows, layers=layer))
 
     def _scanned(self, layer: int, size: int, copy: bool) -> Iterator[Block]:
         if self.span is not None:

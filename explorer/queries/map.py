@@ -243,7 +243,7 @@ def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int
     for start in range(0, len(codes), 10_000):
         rows = made.rows[start : start + 10_000]
         codes[start : start + len(rows)] = (
-            store.vectors(rows, layers=made.layer)[0].astype(np.float64) @ centers.T
+            store.vectors(rows, layers=made.layer).astype(np.float64) @ centers.T
         ).argmax(1)
     codes[np.searchsorted(made.rows, found.occurrences["occurrence"].to_numpy())] = own
     return codes, len(centers)

@@ -176,7 +176,7 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
     rows = np.asarray(found_rows(one, word, None))
     means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
     shown = {"word": word, "left": "", "right": "", "count": len(rows)}
-    return _Query(shown, f"store.select(words={word!r}, layers=layer).vectors().mean(1)", means)
+    return _Query(shown, f"store.select(words={word!r}, layers=layer).vectors().mean(0)", means)
 
 
 def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:

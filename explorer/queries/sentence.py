@@ -69,10 +69,10 @@ def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer =
     _, stored, positions = _words(one.store, sentence)
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
-    unit = unit_rows(one.store.vectors(stored, layers=number)[0].astype(np.float64))
+    unit = unit_rows(one.store.vectors(stored, layers=number).astype(np.float64))
     index = one.store.index
     words = [index.words[int(kind)] for kind in index.type[stored]]
-    call = f"store.vectors(np.arange({stored[0]}, {stored[-1] + 1}), layers={number})[0]" if len(stored) else "[]"
+    call = f"store.vectors(np.arange({stored[0]}, {stored[-1] + 1}), layers={number})" if len(stored) else "[]"
     data = {"layer": number, "words": words, "positions": positions.tolist(), "python": one.python(call)}
     return Arrays({"values": np.clip(unit @ unit.T, -1, 1).astype(np.float32)}, data)
 
@@ -96,7 +96,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     rows, positions = stored[inside], positions[inside]
     if fitted.shape.width != one.store.hidden_size:
         raise InvalidValueError(f"{probe} reads vectors of {fitted.shape.width}, the store has {one.store.hidden_size}")
-    vectors = one.store.vectors(rows, layers=number)[0].astype(np.float32)
+    vectors = one.store.vectors(rows, layers=number).astype(np.float32)
     weights = fitted.weights[known.index(number), :, 0].cpu().numpy()
     projected = vectors @ weights[0].T
     distances = np.square(projected[:, None] - projected[None]).sum(2)

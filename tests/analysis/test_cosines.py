@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def over(store: Store, layer: int, groups: list[np.ndarray], mean: Callable[[np.ndarray], float]) -> list[float]:
     """A mean of cosines of each group of rows, in float64; NaN for a single row."""
-    vectors = [store.vectors(rows, layers=layer)[0].astype(np.float64) for rows in groups]
+    vectors = [store.vectors(rows, layers=layer).astype(np.float64) for rows in groups]
     return [mean(each) if len(each) > 1 else np.nan for each in vectors]
 
 
@@ -94,6 +94,4 @@ def test_reducers_are_given_vectors_of_a_mapped_file_without_a_warning(store: St
             (found,) = scan(store, {"mean": Moments()}, layers=5, threads=1).values()
     finally:
         torch.set_warn_always(False)
-    np.testing.assert_allclose(
-        found["mean"].mean, store.vectors(np.arange(store.n_rows), layers=5)[0].mean(0), atol=1e-3
-    )
+    np.testing.assert_allclose(found["mean"].mean, store.vectors(np.arange(store.n_rows), layers=5).mean(0), atol=1e-3)

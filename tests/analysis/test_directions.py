@@ -47,7 +47,7 @@ def check(
     """Compare with all values of the selected rows, and those of the contexts row by row."""
     selection = data if isinstance(data, es.store.Selection) else data.select()
     store, rows = selection.store, np.unique(selection.rows)
-    index, every = store.index, store.vectors(layers=found.layer)[0].astype(np.float64)
+    index, every = store.index, store.vectors(layers=found.layer).astype(np.float64)
     biases = np.broadcast_to(bias, len(directions))
     assert found.summary["direction"].to_list() == list(range(len(directions)))
     for number, direction in enumerate(directions):

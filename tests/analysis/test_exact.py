@@ -84,7 +84,7 @@ def test_the_mean_is_taken_away(kind: str, metric: str, tmp_path: Path) -> None:
     vectors = clouds(3)[kind].astype(np.float32)
     made = write_words(tmp_path / "store.zarr", [("word", vectors)]).store
     space = space_of(made, 2, metric=metric, centered=True)
-    held = made.vectors(np.arange(made.n_rows), layers=2)[0]
+    held = made.vectors(np.arange(made.n_rows), layers=2)
     np.testing.assert_allclose(space.mean, held.mean(0, dtype=np.float64), atol=1e-6)
     queries = np.concatenate([held[:5], np.random.default_rng(0).normal(size=(8, D)), held.mean(0)[None]])
     everything = np.ones((len(queries), len(held)), bool)
@@ -100,7 +100,7 @@ def test_filters_hold_in_stores(suffix: str, dtype: str, tmp_path: Path) -> None
     rng = np.random.default_rng(4)
     words = [(f"word{number}", rng.normal(size=(number % 9 + 1, D))) for number in range(150)]
     store = write_words(tmp_path / f"store.{suffix}", words, dtype=dtype, layers=(2, 5)).store
-    held = store.vectors(np.arange(store.n_rows), layers=5)[0]
+    held = store.vectors(np.arange(store.n_rows), layers=5)
     asked = rng.choice(store.n_rows, 30, replace=False)
     types, sentences = np.asarray(store.index.type), np.asarray(store.index.sentence)
     none = np.where(np.arange(30) % 3 == 0, -1, types[asked])

@@ -246,7 +246,7 @@ def test_an_index_of_a_changed_store_is_stale(tmp_path: Path) -> None:
     assert [state.state for state in list_indexes(store)] == ["stale"]
     index = build_index(store, 3, kind="ivf")
     assert index.info.digest == store.digest
-    hits = index.search(store.vectors([261], layers=3)[0], k=1)
+    hits = index.search(store.vectors([261], layers=3), k=1)
     assert hits.rows.tolist() == [[261]]
 
 

@@ -194,8 +194,17 @@ def test_labelled_occurrences_are_those_of_the_table(tmp_path: Path, suffix: str
     assert found.labels == [made.table[row]["upos"] for row in rows]
     assert found.layers == made.store.layers
     np.testing.assert_array_equal(found.vectors, made.vectors[:, rows])
+    nouns = made.store.select(where="upos = 'NOUN' AND position < 3", layers=[2, 0])
+    several = labelled_occurrences(nouns, label="position")
+    assert several.rows.tolist() == nouns.rows.tolist()
+    assert several.labels == [str(made.table[row]["position"]) for row in nouns.rows]
+    np.testing.assert_array_equal(several.vectors, nouns.vectors())
     with pytest.raises(InvalidValueError, match="no word 'bnak': did you mean 'bank'"):
         labelled_occurrences(made.store, "bnak", label="upos")
+    with pytest.raises(
+        InvalidValueError, match="no word 'the bank'.*several words have one row where the corpus marks"
+    ):
+        labelled_occurrences(made.store, "the bank", label="upos")
     with pytest.raises(InvalidValueError, match="no column 'ner'"):
         labelled_occurrences(made.store, "bank", label="ner")
 

@@ -91,7 +91,7 @@ def test_every_layer_is_read_as_the_model_reads_the_last(name: str, data: Path, 
     head = load_unembedding(folder, device=torch.device("cpu"), revision=None)
     assert found["layer"].to_list() == [layer for layer in store.layers for _ in ids]
     for layer, logits in zip(store.layers, expected, strict=True):
-        states = torch.from_numpy(store.vectors(layers=layer)[0])
+        states = torch.from_numpy(store.vectors(layers=layer))
         own = head.logits(states, normed=layer == store.layers[-1])
         scale = logits.abs().max()
         assert (own - logits).abs().max() < 2e-5 * scale

@@ -49,7 +49,7 @@ def store(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
 
 
 def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool], k: int, space: Space) -> list[int]:
-    held = store.vectors(np.arange(store.n_rows), layers=layer)[0]
+    held = store.vectors(np.arange(store.n_rows), layers=layer)
     scores = space.scores(held[row], held)[0]
     order = np.argsort(scores if space.ascending else -scores, kind="stable")
     return [other for other in order.tolist() if other != row and allowed(other)][:k]
@@ -105,7 +105,7 @@ def test_filters_hold_exactly(store: es.Store) -> None:
 
 
 def test_vectors_and_several_words(store: es.Store) -> None:
-    held = store.vectors(np.arange(store.n_rows), layers=0)[0].astype(np.float64)
+    held = store.vectors(np.arange(store.n_rows), layers=0).astype(np.float64)
     means = [held[store.select(words=word).rows].mean(0) for word in ("bank", "river")]
     table = es.neighbors(store, means, layers=0, k=3)
     for number, mean in enumerate(means):
@@ -118,7 +118,7 @@ def test_vectors_and_several_words(store: es.Store) -> None:
 
 
 def test_less_the_mean(store: es.Store) -> None:
-    held = store.vectors(np.arange(store.n_rows), layers=1)[0].astype(np.float64)
+    held = store.vectors(np.arange(store.n_rows), layers=1).astype(np.float64)
     placed = held - held.mean(0)
     unit = placed / np.linalg.norm(placed, axis=1, keepdims=True)
     scores = unit @ unit[4]

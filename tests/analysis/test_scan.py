@@ -151,7 +151,7 @@ def test_a_reducer_of_a_user(small: Store) -> None:
     for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
         expected = scan(source, {"positions": Positions()}, block_rows=8)
         rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
-        total = np.arange(len(rows)) @ small.vectors(rows, layers=2)[0][:, 0].astype(np.float64)
+        total = np.arange(len(rows)) @ small.vectors(rows, layers=2)[:, 0].astype(np.float64)
         assert expected[2]["positions"] == [pytest.approx(total), len(rows)]
 
 

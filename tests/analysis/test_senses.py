@@ -134,7 +134,7 @@ def test_the_number_of_clusters_is_that_of_the_greatest_silhouette(store: Store)
     assert sorted(tried) == list(range(1, 9))
     for count in range(2, 9):
         alone = senses(store, "bank", layers=2, n_clusters=count)
-        units = [unit(each) for each in store.vectors(alone.occurrences["occurrence"].to_numpy(), layers=2)[0]]
+        units = [unit(each) for each in store.vectors(alone.occurrences["occurrence"].to_numpy(), layers=2)]
         by_hand = silhouette_samples(units, alone.occurrences["cluster"].to_list(), metric="cosine")
         assert alone.silhouette == pytest.approx(tried[count], abs=1e-12)
         assert tried[count] == pytest.approx(np.mean(by_hand), abs=1e-12)
@@ -158,14 +158,14 @@ def test_occurrences_are_ordered_by_distance_to_the_center(store: Store) -> None
     found = senses(store, "bank", layers=2, n_clusters=3)
     for number in range(3):
         part = found.occurrences.filter(pl.col("cluster") == number)
-        units = np.array([unit(vector) for vector in store.vectors(part["occurrence"].to_numpy(), layers=2)[0]])
+        units = np.array([unit(vector) for vector in store.vectors(part["occurrence"].to_numpy(), layers=2)])
         scores = units @ unit(units.mean(0))
         assert part["score"].to_list() == pytest.approx(scores.tolist(), abs=1e-12)
         assert part["score"].is_sorted(descending=True)
         assert part["rank"].to_list() == list(range(1, len(part) + 1))
     nearest = found.nearest(2)
     assert nearest["rank"].to_list() == [1, 2] * 3
-    assert found.vectors.tolist() == store.vectors(found.occurrences["occurrence"].to_numpy(), layers=2)[0].tolist()
+    assert found.vectors.tolist() == store.vectors(found.occurrences["occurrence"].to_numpy(), layers=2).tolist()
 
 
 def test_every_occurrence_is_there_once_and_counted(made: Made) -> None:

@@ -112,7 +112,7 @@ def test_a_store_of_static_vectors(tmp_path: Path) -> None:
         for word, vector in zip(vectors[layer].words, vectors[layer].vectors, strict=True):
             row = store.select(words=word, layers=layer)
             assert row.table()["text"].to_list() == [word]
-            np.testing.assert_array_equal(row.vectors()[0, 0], vector)
+            np.testing.assert_array_equal(row.vectors()[0], vector)
     static = store.metadata.extraction["static"]
     assert static["method"] == "mean"
     assert static["source"] == {"name": "store.zarr", "fingerprint": source.metadata.fingerprint}

@@ -177,7 +177,7 @@ def test_a_store_of_one_row_a_word(out: str, work: Work) -> None:
     assert ran.out == f"{out} holds the vectors of {words} words, 32 numbers each (mean of layer 1)\n"
     made = es.open(work / out)
     assert made.metadata.extraction["static"]["method"] == "mean"
-    bank = es.open(work / "store.zarr").select(words="bank", layers=1).vectors(dtype="float64")[0]
+    bank = es.open(work / "store.zarr").select(words="bank", layers=1).vectors(dtype="float64")
     np.testing.assert_allclose(made.select(words="bank").vectors()[0, 0], bank.mean(0), atol=1e-6)
     assert work.run("verify", out).status == 0
     assert work.run("lookup", out, "bank").status == 0

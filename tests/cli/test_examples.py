@@ -61,11 +61,11 @@ def test_extract_and_select(conllu: Path, tiny_model: Path, tmp_path: Path, caps
     assert verb is not None
     counts = {word: len(store.select(words=word)) for word in WORDS["VERB"]}
     assert counts[verb[1]] == max(counts.values())
-    vectors = store.select(words=verb[1], layers=3).vectors(dtype="float64")[0]
+    vectors = store.select(words=verb[1], layers=3).vectors(dtype="float64")
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     pairs = (unit @ unit.T)[~np.eye(len(unit), dtype=bool)]
     assert f"layer 3: self-similarity of '{verb[1]}' {pairs.mean():.3f}" in printed[0]
-    norm = np.linalg.norm(store.select(layers=0).vectors(dtype="float64")[0].mean(0))
+    norm = np.linalg.norm(store.select(layers=0).vectors(dtype="float64").mean(0))
     assert f"layer 0 has norm {norm:.3f}" in printed[0]
 
 
@@ -108,7 +108,7 @@ def test_read_without_embstore(store: Path) -> None:
 
 def test_own_reducer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "own_reducer.py"))["main"](str(store))
-    means = es.open(store).select(layers=2).vectors(dtype="float64")[0].mean(0)
+    means = es.open(store).select(layers=2).vectors(dtype="float64").mean(0)
     farthest = np.argsort(-np.abs(means))[:3]
     printed = ", ".join(f"{place} ({means[place]:+.2f})" for place in farthest)
     assert f"layer 2: features with the largest mean: {printed}\n" in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_without_arguments_an_example_says_how_it_is_run(name: str, monkeypatch:
 def test_hubness(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Against counts by all pairs."""
     found = runpy.run_path(str(EXAMPLES / "hubness.py"))["main"](str(store), 1, 4, 50)
-    vectors = es.open(store).vectors(layers=1)[0].astype(np.float64)
+    vectors = es.open(store).vectors(layers=1).astype(np.float64)
     rows = np.sort(np.random.default_rng(0).choice(len(vectors), 50, replace=False))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     scores = unit[rows] @ unit.T

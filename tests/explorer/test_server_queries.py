@@ -187,7 +187,7 @@ def test_neighbors_are_those_of_the_public_function(
     assert [each["layer"] for each in found["layers"]] == [0, 5]
     for each in found["layers"]:
         bank = store.select(words="bank", layers=each["layer"])
-        asked = store.select(rows=[17]) if "row" in query else bank.vectors(dtype="float64")[0].mean(0)
+        asked = store.select(rows=[17]) if "row" in query else bank.vectors(dtype="float64").mean(0)
         expected = es.neighbors(data, asked, layers=each["layer"], k=7)
         assert [hit["row"] for hit in each["neighbors"]] == expected["occurrence"].to_list()
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-12)
@@ -195,7 +195,7 @@ def test_neighbors_are_those_of_the_public_function(
 
 def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr", ties=True).store
-    twins = np.flatnonzero((made.vectors(np.arange(made.n_rows), layers=0)[0] == made.vectors([0], layers=0)[0]).all(1))
+    twins = np.flatnonzero((made.vectors(np.arange(made.n_rows), layers=0) == made.vectors([0], layers=0)).all(1))
     row = int(twins[-1])
     (found,) = run(explored([made]), "neighbors", row=row, layers="0", k=5)["layers"]
     assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, made.select(rows=[row]), layers=0, k=5)[

@@ -119,7 +119,7 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     every = np.arange(plain.n_rows)
     for layer in plain.layers:
         assert np.array_equal(
-            np.asarray(cast.vectors(every, layers=layer)[0]), np.asarray(plain.vectors(every, layers=layer)[0])
+            np.asarray(cast.vectors(every, layers=layer)), np.asarray(plain.vectors(every, layers=layer))
         )
     assert stayed[-1:] == [True]
     assert stayed.count(False) == (dtype == "int8")  # its center is computed first

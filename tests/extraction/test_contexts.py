@@ -349,4 +349,4 @@ def test_every_word_of_a_line_of_100_000_words(tmp_path: Path, tiny: Callable[[s
         first = int(text.word_subword[own]) - start
         states = states_of(plain, encoder, text.ids[start:stop].tolist())[-1]
         expected = states[first : first + int(store.index.subwords[row])].mean(0)
-        np.testing.assert_allclose(store.vectors(np.array([row]), layers=store.layers[-1])[0][0], expected, atol=2e-3)
+        np.testing.assert_allclose(store.vectors(np.array([row]), layers=store.layers[-1])[0], expected, atol=2e-3)

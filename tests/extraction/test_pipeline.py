@@ -49,7 +49,7 @@ SENTENCES = [
 def rows_of(store: Store) -> list[Row]:
     """The rows of a store in the oracle's shape."""
     index = store.index
-    vectors = [store.vectors(np.arange(store.n_rows), layers=layer)[0] for layer in store.layers]
+    vectors = [store.vectors(np.arange(store.n_rows), layers=layer) for layer in store.layers]
     rows = []
     for row in range(store.n_rows):
         sentence = int(index.sentence[row])
@@ -332,7 +332,7 @@ def test_a_row_that_no_vector_came_for_is_never_written(tmp_path: Path, suffix: 
         store = es.open(tmp_path / f"store{suffix}")
     assert store.n_committed_rows == 0
     with pytest.raises(MissingRowsError):
-        store.vectors(np.arange(1), layers=store.layers[0])[0]
+        store.vectors(np.arange(1), layers=store.layers[0])
 
 
 @pytest.fixture

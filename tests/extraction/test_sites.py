@@ -67,11 +67,11 @@ def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
     digests = {es.open(tmp_path / "x.zarr", site=site).digest for site in SITES}
     assert (len(digests), query.digest) == (3, query.site("value").site("query").digest)
     copy = pickle.loads(pickle.dumps(query))
-    np.testing.assert_array_equal(copy.vectors([0, 3], layers=2)[0], query.vectors([0, 3], layers=2)[0])
+    np.testing.assert_array_equal(copy.vectors([0, 3], layers=2), query.vectors([0, 3], layers=2))
     with pytest.raises(InvalidValueError, match="no site 'key': it has residual, query, value"):
         es.open(tmp_path / "x.zarr", site="key")
     with pytest.raises(InvalidValueError, match="layer 0 is not stored"):
-        query.vectors([0], layers=0)[0]
+        query.vectors([0], layers=0)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -116,7 +116,7 @@ def test_interrupted_between_the_sites_of_a_partition(
         )
         assert not store.site("value").source.committed.any()
         with pytest.raises(MissingRowsError):
-            store.site("value").vectors([0], layers=1)[0]
+            store.site("value").vectors([0], layers=1)
     counted: list[tuple[int, int | None]] = []
     with es.config(progress=lambda done, total: counted.append((done, total))):
         es.extract(plan(), path)
@@ -131,18 +131,18 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
     path = tmp_path / f"x{suffix}"
     store = es.extract(plan(), path)
     n_parts = store.source.layout.n_partitions
-    target, before = path, store.site("query").vectors([0], layers=1)[0]
+    target, before = path, store.site("query").vectors([0], layers=1)
     if suffix == ".zarr":
         target = path / "query" / "c" / "0" / "1" / "0"
         assert target.exists()
-    row = store.site("query").vectors([store.source.layout.partition_rows], layers=1)[0].tobytes()
+    row = store.site("query").vectors([store.source.layout.partition_rows], layers=1).tobytes()
     flip(target, target.read_bytes().find(row))
     report = es.verify(path)
     assert report.damaged_partitions == [n_parts + 1]
     assert "query" in str(report.faults[0])
     es.extract(plan(), path, repair=True)
     require_all_sites(path)
-    np.testing.assert_array_equal(es.open(path, site="query").vectors([0], layers=1)[0], before)
+    np.testing.assert_array_equal(es.open(path, site="query").vectors([0], layers=1), before)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])

@@ -154,7 +154,7 @@ def test_an_executor_needs_no_more_than_the_cache_holds(
         assert 1 <= cached(place) <= partitions
     monkeypatch.setenv("EMBSTORE_CACHE_GIB", str((shard - 1) / 2**30))
     with pytest.raises(InvalidValueError, match=r"more than the cache of .*: set EMBSTORE_CACHE_GIB to more"):
-        es.open(virtual.path).vectors([0], layers=0)[0]
+        es.open(virtual.path).vectors([0], layers=0)
 
 
 def test_a_partition_is_computed_once_and_only_where_it_is_read(
@@ -170,11 +170,11 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
 
     recomputing.register(counted)
     try:
-        virtual.vectors([300, 301], layers=2)[0]
+        virtual.vectors([300, 301], layers=2)
         assert cached(place) < virtual.source.layout.n_partitions
         once = len(numbers)
         for store in (virtual, es.open(virtual.path)):
-            store.vectors([257, 300], layers=0)[0]
+            store.vectors([257, 300], layers=0)
             next(store.scan(1, 260, 270))
         assert len(numbers) == once == 1
     finally:
@@ -222,9 +222,9 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
         if change is last_bits:
             for _ in range(2):
                 with pytest.warns(RecomputedWarning, match="in the last bits"):
-                    found = es.open(virtual.path, verify="lazy").vectors(rows, layers=1)[0]  # then from the cache
+                    found = es.open(virtual.path, verify="lazy").vectors(rows, layers=1)  # then from the cache
             forget(place)
-            assert np.allclose(found, full.vectors(rows, layers=1)[0], rtol=2e-3)
+            assert np.allclose(found, full.vectors(rows, layers=1), rtol=2e-3)
             with pytest.warns(RecomputedWarning):
                 assert es.verify(virtual.path).ok
             with pytest.raises(InvalidValueError, match=r"partition 0 of .* other last bits .* where it was made"):
@@ -232,7 +232,7 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
             assert all_files(full.path) == before
             return
         with pytest.raises(StoreDamagedError, match=r"partition 0 of .* is not what was committed"):
-            virtual.vectors(rows, layers=1)[0]
+            virtual.vectors(rows, layers=1)
         assert cached(place) == 0
         assert not es.verify(virtual.path).ok
         with pytest.raises(StoreDamagedError, match="is not what was committed"):
@@ -254,22 +254,22 @@ def test_a_model_that_is_gone_or_another_one(
     forget(place)
     gone = r"the model 'model' that made .* is not found, no longer at .*: give .* EMBSTORE_MODEL"
     with pytest.raises(ModelError, match=gone):
-        thinned.vectors([5], layers=1)[0]
+        thinned.vectors([5], layers=1)
     other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
     monkeypatch.setenv("EMBSTORE_MODEL", str(other))
     with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: give .* EMBSTORE_MODEL"):
-        thinned.vectors([5], layers=1)[0]
+        thinned.vectors([5], layers=1)
     monkeypatch.setenv("EMBSTORE_MODEL", str(place / "own" / "moved"))
-    first = thinned.vectors([5], layers=1)[0]
+    first = thinned.vectors([5], layers=1)
     monkeypatch.delenv("EMBSTORE_MODEL")
     forget(place)
-    assert thinned.vectors([5], layers=1)[0].tobytes() == first.tobytes()  # the place is remembered
+    assert thinned.vectors([5], layers=1).tobytes() == first.tobytes()  # the place is remembered
     (place / "own" / "moved").rename(place / "model")
     forget(place)
-    assert thinned.vectors([5], layers=1)[0].tobytes() == first.tobytes()  # it is found by its name again
+    assert thinned.vectors([5], layers=1).tobytes() == first.tobytes()  # it is found by its name again
     monkeypatch.setenv("EMBSTORE_CACHE", str(place / "model" / "config.json" / "below"))
     with pytest.raises(StorageError, match="EMBSTORE_CACHE chooses another folder"):
-        es.open(thinned.path).vectors([5], layers=1)[0]
+        es.open(thinned.path).vectors([5], layers=1)
 
 
 def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_store_that_another_process_thins_meanwhile(
 
     monkeypatch.setattr(ZarrReader, "_open_shard", late)
     rows = np.arange(900, 1000)
-    assert store.vectors(rows, layers=1)[0].tobytes() == full.vectors(rows, layers=1)[0].tobytes()
+    assert store.vectors(rows, layers=1).tobytes() == full.vectors(rows, layers=1).tobytes()
 
 
 def test_an_interrupted_virtual_extraction_is_resumed(
@@ -366,8 +366,8 @@ def test_an_interrupted_virtual_extraction_is_resumed(
         warnings.simplefilter("ignore")
         begun = es.open(place / "x.zarr")
     with pytest.raises(MissingRowsError):
-        begun.vectors([300], layers=0)[0]
-    assert begun.vectors([0, 300], layers=0, missing="nan")[0][1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
+        begun.vectors([300], layers=0)
+    assert begun.vectors([0, 300], layers=0, missing="nan")[1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
     with pytest.raises(MissingRowsError, match="is not finished"):
         thin(begun.path)
     es.extract(made, place / "x.zarr")
@@ -487,5 +487,5 @@ def test_another_site_is_read_first(place: Path, model: Path) -> None:
     """Its partitions are numbered after those of the residual stream, and computed with them."""
     full, virtual = virtual_store(place, model, sites=("residual", "query"))
     rows = np.arange(full.n_rows)[::-1]
-    expected, found = (store.site("query").vectors(rows, layers=1)[0] for store in (full, virtual))
+    expected, found = (store.site("query").vectors(rows, layers=1) for store in (full, virtual))
     assert found.tobytes() == expected.tobytes()

@@ -66,7 +66,7 @@ def make_index(folder: Path) -> Path:
 
 def read_index(path: Path) -> object:
     store = es.open(path.parents[2])
-    hits = es.analysis.open_index(store, name=path.name).search(store.vectors([0, 5], layers=2)[0], k=3)
+    hits = es.analysis.open_index(store, name=path.name).search(store.vectors([0, 5], layers=2), k=3)
     return hits.rows.tolist(), hits.scores.tolist()
 
 

@@ -321,7 +321,7 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
     assert [store.index.words[number] for number in store.index.type] == [word for words in sentences for word in words]
     plain = PlainBiLm.open(folder)
     expected = np.concatenate([plain.layers(words) for words in sentences], axis=1)
-    found = np.stack([store.vectors(np.arange(store.n_rows), layers=layer)[0] for layer in store.layers])
+    found = np.stack([store.vectors(np.arange(store.n_rows), layers=layer) for layer in store.layers])
     assert relative_error(found, expected) < 2e-5
     assert (np.asarray(store.index.subwords) == 1).all()
     assert store.metadata.model["architecture"] == "ELMo"

@@ -91,7 +91,7 @@ def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tu
 
 
 def stored(store: es.Store) -> dict[tuple[int, int], np.ndarray]:
-    index, vectors = store.index, store.vectors(np.arange(store.n_rows), layers=0)[0]
+    index, vectors = store.index, store.vectors(np.arange(store.n_rows), layers=0)
     source = [int(index.source[int(number)]) for number in index.sentence]
     return dict(zip(zip(source, index.position.tolist(), strict=True), vectors, strict=True))
 

@@ -87,7 +87,7 @@ def test_converged_probes_are_those_of_scikit_learn(tmp_path: Path, classes: int
     store = make(tmp_path / "s.zarr", documents=200, classes=classes)
     training = Training(epochs=40, patience=0)
     probe = RowProbe(label="mood", split="part", training=training, control="none").fit(store)
-    table, vectors = store.table(), store.vectors(layers=1)[0]
+    table, vectors = store.table(), store.vectors(layers=1)
     train, test = (np.flatnonzero(table["part"] == split) for split in ("train", "test"))
     gold = table["mood"].cast(pl.String).to_numpy()
     other = OneVsRestClassifier(LogisticRegression(C=1e6)).fit(vectors[train], gold[train])

@@ -47,7 +47,7 @@ def loss_of_one(weight: torch.Tensor, bank: Treebank, numbers: np.ndarray, layer
     losses = []
     for number in numbers.tolist():
         rows = bank.rows(np.array([number]))
-        vectors = torch.from_numpy(bank.store.vectors(rows, layers=layer)[0]).double()
+        vectors = torch.from_numpy(bank.store.vectors(rows, layers=layer)).double()
         if task == "distance":
             differences = (vectors[:, None] - vectors[None, :]) @ weight.T
             gold = torch.from_numpy(bank.distances[number].astype(np.float64))
@@ -206,7 +206,7 @@ def test_sentences_are_found_by_their_words(tmp_path: Path) -> None:
     unknown = Tree(("g",), np.array([-1]), np.zeros(1, bool))
     bank = SentenceFinder(store).treebank([trees[0], trees[1], other, unknown])
     assert [tree.words for tree in bank.trees] == [trees[0].words, trees[1].words]
-    assert store.vectors(bank.rows(np.array([1, 0])), layers=0)[0].ravel().tolist() == [6, 7, 8, 0, 1, 2]
+    assert store.vectors(bank.rows(np.array([1, 0])), layers=0).ravel().tolist() == [6, 7, 8, 0, 1, 2]
     assert bank.note == ("s: trees: 2 sentences are not in the store with a row for each word, such as 'a new york c'")
 
 

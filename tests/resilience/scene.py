@@ -145,10 +145,10 @@ def assert_rows(store: Store, reference: Reference) -> None:
             continue
         for layer in store.layers:
             with pytest.raises(MissingRowsError):
-                store.vectors(rows[:1], layers=layer)[0]
+                store.vectors(rows[:1], layers=layer)
             with pytest.raises(MissingRowsError):
                 next(iter(store.scan(layer, start, stop)))
-            assert np.isnan(store.vectors(rows, layers=layer, missing="nan")[0]).all()
+            assert np.isnan(store.vectors(rows, layers=layer, missing="nan")).all()
     layer = store.layers[-1]
     seen = [np.arange(first, first + len(block)) for first, block in store.scan(layer, missing="skip")]
     spans = [np.arange(*store.source.layout.span(k)) for k in np.flatnonzero(store.source.committed)]

@@ -188,7 +188,7 @@ def test_a_finished_store_in_a_read_only_folder(closed: Path, reference: Get, su
     with without_privileges():
         store = es.extract(plan, path, repair=repair)
         assert store.finished
-        np.testing.assert_array_equal(store.vectors([5], layers=1)[0], reference(suffix).vectors[1, 5:6])
+        np.testing.assert_array_equal(store.vectors([5], layers=1), reference(suffix).vectors[1, 5:6])
     assert_whole(path, reference(suffix))
 
 

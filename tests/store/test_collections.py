@@ -176,7 +176,7 @@ def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str, mon
         np.testing.assert_array_equal(both, np.tile(expected[2, start:stop], (2, 1)))
     rows = np.random.default_rng(2).integers(0, store.n_rows, 500)
     out = np.empty((500, 8), np.uint16 if store.dtype == "bfloat16" else VALUE_DTYPE[store.dtype])
-    found = store.vectors(rows, layers=-1, out=out[None])[0]
+    found = store.vectors(rows, layers=-1, out=out)
     assert found.base is out or found is out or np.shares_memory(found, out)
     if store.dtype == "bfloat16":
         found = (found.astype(np.uint32) << 16).view(np.float32)
@@ -554,7 +554,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
         row for row in range(store.n_rows) if row not in missing
     ]
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
-        store.vectors([0, int(missing[0])], layers=0)[0]
+        store.vectors([0, int(missing[0])], layers=0)
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
         next(store.scan(0))
     with pytest.raises(MissingRowsError):
@@ -562,7 +562,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     expected = np.concatenate([whole.vectors[0], made.vectors[0]])
     expected[missing] = np.nan
     np.testing.assert_array_equal(np.concatenate([each.copy() for _, each in store.scan(0, missing="nan")]), expected)
-    np.testing.assert_array_equal(store.vectors(np.arange(store.n_rows), layers=0, missing="nan")[0], expected)
+    np.testing.assert_array_equal(store.vectors(np.arange(store.n_rows), layers=0, missing="nan"), expected)
     skipped = {row + i: v for row, each in store.scan(0, missing="skip", block_rows=100) for i, v in enumerate(each)}
     assert sorted(skipped) == [row for row in range(store.n_rows) if row not in missing]
     assert len(store.select().written()) == store.n_committed_rows
@@ -573,7 +573,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
         one.source.refresh()
         assert one.finished
         assert one.n_committed_rows == one.n_rows
-        np.testing.assert_array_equal(one.select(layers=0).vectors()[0, missing], made.vectors[0, missing - n_before])
+        np.testing.assert_array_equal(one.select(layers=0).vectors()[missing], made.vectors[0, missing - n_before])
 
 
 @pytest.mark.parametrize("is_read", [False, True])
@@ -583,12 +583,12 @@ def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
     for change in ("replaced", "removed"):
         store = collect(paths, tmp_path / "collection.json")
         if is_read:
-            store.vectors([0, store.n_rows - 1], layers=0)[0]
+            store.vectors([0, store.n_rows - 1], layers=0)
         kept = shutil.move(paths[-1], tmp_path / "kept.zarr")
         if change == "replaced":
             extract(paths[-1], SENTENCES[:50])
         reads: list[Callable[[es.Store], object]] = [
-            lambda store: store.vectors([store.n_rows - 1], layers=0)[0],
+            lambda store: store.vectors([store.n_rows - 1], layers=0),
             lambda store: list(store.scan(0)),
             lambda store: store.table(),
         ]
@@ -630,7 +630,7 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     again.source.opened._most = 2
     assert not again.source.opened.opened()
     assert not read
-    again.vectors([0], layers=0)[0]
+    again.vectors([0], layers=0)
     assert len(again.source.opened.opened()) == 1
     assert not read
     assert again.select(words="bank").rows.tolist() == expected[0].filter(word="bank")["occurrence"].to_list()

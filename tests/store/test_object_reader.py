@@ -57,7 +57,7 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
     random = np.random.default_rng(1)
     for count in (0, 1, 50, 900):
         rows = random.integers(0, near.n_rows, count)
-        assert np.array_equal(far.vectors(rows, layers=3)[0], near.vectors(rows, layers=3)[0])
+        assert np.array_equal(far.vectors(rows, layers=3), near.vectors(rows, layers=3))
         assert np.array_equal(far.vectors(rows), near.vectors(rows))
         assert np.array_equal(far.vectors(rows, layers=[5, 0, 5]), near.vectors(rows, layers=[5, 0, 5]))
     assert np.array_equal(far.vectors(np.arange(near.n_rows)), near.vectors(np.arange(near.n_rows)))
@@ -90,7 +90,7 @@ def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     assert len(bucket.proxy.requests) == made
     shard = (tmp_path / "x.zarr/hidden_states/c/0/0/0").stat().st_size
     assert max(request.nbytes for request in bucket.proxy.requests) < shard / len(layers)
-    far.vectors(wanted, layers=1)[0]
+    far.vectors(wanted, layers=1)
     assert not [request for request in bucket.proxy.requests[made:] if "bytes=-" in str(request.range)]
 
 
@@ -138,9 +138,9 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path, monke
     assert far.index.text.words(0)[0] == "wörd"
     assert len(bucket.proxy.requests) == 5
     bucket.proxy.reset()
-    far.vectors(rows[:1], layers=0)[0]
+    far.vectors(rows[:1], layers=0)
     assert len(bucket.proxy.requests) == 3, "an index, whether the store is still the one opened, and a row"
-    far.vectors(rows[:1], layers=3)[0]
+    far.vectors(rows[:1], layers=3)
     assert len(bucket.proxy.requests) == 4
 
 
@@ -172,16 +172,16 @@ def test_rows_not_written_are_missing(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.warns(UnfinishedStoreWarning, match=f"^{url} is not finished: 256 of 700 rows"):
         far = open_store(url)
     with pytest.raises(MissingRowsError):
-        far.vectors([300], layers=0)[0]
+        far.vectors([300], layers=0)
     with pytest.raises(MissingRowsError):
         list(far.scan(0))
-    assert np.isnan(far.vectors([300], layers=0, missing="nan")[0]).all()
-    assert np.array_equal(far.vectors([699, 0], layers=5)[0], made.values[2][[699, 0]])
+    assert np.isnan(far.vectors([300], layers=0, missing="nan")).all()
+    assert np.array_equal(far.vectors([699, 0], layers=5), made.values[2][[699, 0]])
     assert sum(len(block) for _, block in far.scan(0, missing="skip")) == 444
     made.fill(tmp_path / "x.zarr", [1])
     bucket.upload(tmp_path / "x.zarr", KEY)
     far.source.refresh()
-    assert np.array_equal(far.vectors([300], layers=0)[0], made.values[0][[300]])
+    assert np.array_equal(far.vectors([300], layers=0), made.values[0][[300]])
 
 
 @pytest.mark.slow
@@ -199,13 +199,13 @@ def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) 
     shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
     with pytest.raises(StoreDamagedError, match=r"size or index of .* was changed"):
-        open_store(url).vectors([1], layers=0)[0]
+        open_store(url).vectors([1], layers=0)
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[100:])
     with pytest.raises(StoreDamagedError, match=r"size or index of .* was changed"):
-        open_store(url).vectors([1], layers=0)[0]
+        open_store(url).vectors([1], layers=0)
     bucket.delete(f"{KEY}/hidden_states/c/0/0/0")
     with pytest.raises(StoreDamagedError, match="of partition 0 is missing"):
-        open_store(url).vectors([1], layers=0)[0]
+        open_store(url).vectors([1], layers=0)
     root = bucket.get(f"{KEY}/zarr.json")
     bucket.put(f"{KEY}/zarr.json", root.replace(b"tiny", b"tidy"))
     with pytest.raises(StoreDamagedError, match=r"the metadata of .* was changed"):
@@ -310,7 +310,7 @@ def test_a_store_on_the_hub_is_read_by_ranges_of_signed_urls(hub: WebHost) -> No
     store = es.open(f"{hub.url}/datasets/user/name/resolve/main/x.zarr")
     rows = np.arange(0, local.n_rows, 3)
     for layer in local.layers:
-        np.testing.assert_array_equal(store.vectors(rows, layers=layer)[0], local.vectors(rows, layers=layer)[0])
+        np.testing.assert_array_equal(store.vectors(rows, layers=layer), local.vectors(rows, layers=layer))
     assert list(store.index.words) == list(local.index.words)
     assert any(each.startswith("bytes=") for each in hub.ranges)
     assert not hub.signed

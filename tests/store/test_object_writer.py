@@ -181,7 +181,7 @@ def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) 
     export(remote, tmp_path / "back.zarr")
     assert all_files(tmp_path / "back.zarr") == all_files(local.path)
     flat = export(URL, tmp_path / "back.h5")
-    assert np.array_equal(flat.vectors([699, 0], layers=3)[0], local.vectors([699, 0], layers=3)[0])
+    assert np.array_equal(flat.vectors([699, 0], layers=3), local.vectors([699, 0], layers=3))
     with pytest.raises(InvalidValueError, match=r"s3://bucket/x\.zarr exists already"):
         export(local, URL)
 

@@ -36,9 +36,9 @@ import embstore as es
 store = es.open(sys.argv[1])
 rows = np.arange(store.n_rows)[::-3]
 layer = store.layers[-1]
-np.save(sys.argv[2], store.vectors(rows, layers="last")[0])
+np.save(sys.argv[2], store.vectors(rows, layers="last"))
 scanned = np.concatenate([block.copy() for _, block in store.scan(layer, block_rows=100)])
-assert np.array_equal(scanned[rows], store.vectors(rows, layers=layer)[0], equal_nan=True)
+assert np.array_equal(scanned[rows], store.vectors(rows, layers=layer), equal_nan=True)
 assert len(store.select(words="bank").table()) == len(store.select(words="bank"))
 assert es.verify(sys.argv[1]).ok
 """

@@ -63,7 +63,7 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
     expected = made.values[places][:, rows]
     np.testing.assert_array_equal(store.vectors(rows, layers=layers), expected)
     out = np.full((len(rows), store.hidden_size), 7, VALUE_DTYPE[store.dtype])
-    assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out[None])[0] is not None
+    assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out).shape == out.shape
     np.testing.assert_array_equal(out, expected[0])
 
 
@@ -96,11 +96,11 @@ def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     expected = made.values[1].astype(np.float32)
     expected[~there] = np.nan
     rows = data.draw(st.lists(st.integers(0, 899), min_size=1, max_size=40))
-    np.testing.assert_array_equal(store.vectors(rows, layers=3, missing="nan")[0], expected[rows])
+    np.testing.assert_array_equal(store.vectors(rows, layers=3, missing="nan"), expected[rows])
     absent = int((~there[rows]).sum())
     if absent:
         with pytest.raises(MissingRowsError, match=f"{absent} of the {len(rows)} rows.*not written yet"):
-            store.vectors(rows, layers=3)[0]
+            store.vectors(rows, layers=3)
     start, stop = sorted(data.draw(st.lists(st.integers(0, 900), min_size=2, max_size=2)))
     blocks = store.scan(3, start, stop, block_rows=100, missing="skip")
     seen = [(first + place, row.copy()) for first, block in blocks for place, row in enumerate(block)]
@@ -175,9 +175,7 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
             store.source.refresh()
             assert store.source.committed[partition]
             start, stop = store.source.layout.span(partition)
-            np.testing.assert_array_equal(
-                store.vectors(np.arange(start, stop), layers=5)[0], made.values[2, start:stop]
-            )
+            np.testing.assert_array_equal(store.vectors(np.arange(start, stop), layers=5), made.values[2, start:stop])
         assert not (store.finished and suffix == ".zarr")
         made.fill(path)
         store.source.refresh()
@@ -188,7 +186,7 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
 def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix: str) -> None:
     made, other = example(), example(seed=1)
     store = made.make(tmp_path / f"s{suffix}")
-    store.vectors([300], layers=0)[0]  # maps the partition
+    store.vectors([300], layers=0)  # maps the partition
     with StoreWriter(tmp_path / f"s{suffix}") as writer:
         writer.discard([1])
         writer.write(1, other.partition(1))
@@ -196,23 +194,23 @@ def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix:
     digest = store.digest
     store.source.refresh()
     assert store.digest != digest
-    np.testing.assert_array_equal(store.vectors(np.arange(256, 512), layers=0)[0], other.values[0, 256:512])
+    np.testing.assert_array_equal(store.vectors(np.arange(256, 512), layers=0), other.values[0, 256:512])
 
 
 def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     store = example().make(tmp_path / "s.zarr")
     wrong: list[tuple[Any, str]] = [
-        (lambda: store.vectors([0], layers=1)[0], "layer 1 is not stored: choose among 0, 3, 5"),
-        (lambda: store.vectors([700], layers=0)[0], "there is no row 700: the store has rows 0 to 699"),
-        (lambda: store.vectors([3, -1], layers=0)[0], "there is no row -1"),
-        (lambda: store.vectors([[1]], layers=0)[0], "rows must be a list of integers"),
+        (lambda: store.vectors([0], layers=1), "layer 1 is not stored: choose among 0, 3, 5"),
+        (lambda: store.vectors([700], layers=0), "there is no row 700: the store has rows 0 to 699"),
+        (lambda: store.vectors([3, -1], layers=0), "there is no row -1"),
+        (lambda: store.vectors([[1]], layers=0), "rows must be a list of integers"),
         (
-            lambda: store.vectors([1], layers=0, out=np.empty((1, 16))[None])[0],
+            lambda: store.vectors([1], layers=0, out=np.empty((1, 16))),
             "out must be a C-contiguous float16 array",
         ),
         (lambda: store.scan(0, 5, 3), "stop 3 is not allowed: give 5 to 700"),
         (lambda: store.vectors([1], layers=0, out=[1]), "out must be a C-contiguous"),  # type: ignore[arg-type]
-        (lambda: store.vectors([[1], [2, 3]], layers=0)[0], "rows must be a list of integers, not [[1], [2, 3]]"),
+        (lambda: store.vectors([[1], [2, 3]], layers=0), "rows must be a list of integers, not [[1], [2, 3]]"),
         (lambda: store.select(words="\ud800"), "words '\\ud800' is not text"),
         (lambda: store.select(labels={"upos": 3}), "no occurrence has upos '3'"),  # type: ignore[dict-item]
         (lambda: store.select().vectors(dtype="float99"), "dtype 'float99' is not"),
@@ -231,7 +229,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_no_rows(tmp_path: Path) -> None:
     store = example().make(tmp_path / "s.zarr")
-    assert store.vectors([], layers=0)[0].shape == (0, 16)
+    assert store.vectors([], layers=0).shape == (0, 16)
     assert store.vectors([], layers=None).shape == (3, 0, 16)
     assert list(store.scan(0, 5, 5)) == []
 
@@ -283,9 +281,9 @@ def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
     of_bytes = rows % 200
     for of_kind in (rows[::2], rows.astype(">i8"), rows.astype(np.uint64), list(rows), of_bytes.astype(np.uint8)):
         numbers = np.asarray(of_kind).astype(np.int64)
-        np.testing.assert_array_equal(store.vectors(of_kind, layers=3)[0], made.values[1, numbers])
+        np.testing.assert_array_equal(store.vectors(of_kind, layers=3), made.values[1, numbers])
     buffer = np.zeros((50, 16), np.float16)
-    assert np.shares_memory(store.vectors(rows, layers=3, out=buffer[5:45][None])[0], buffer)
+    assert np.shares_memory(store.vectors(rows, layers=3, out=buffer[5:45]), buffer)
     np.testing.assert_array_equal(buffer[5:45], made.values[1, rows])
     assert not buffer[:5].any()
     assert not buffer[45:].any()
@@ -293,11 +291,11 @@ def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
     locked.flags.writeable = False
     for wrong in (locked, buffer[:39], np.zeros((40, 16), np.float16, "F"), np.zeros((40, 32), np.float16)[:, ::2]):
         with pytest.raises(InvalidValueError, match="out must be a C-contiguous float16 array"):
-            store.vectors(rows, layers=3, out=wrong[None])[0]
+            store.vectors(rows, layers=3, out=wrong)
         assert not wrong[:5].any()
     for missing in (2**63, 2**64 - 1):
         with pytest.raises(InvalidValueError, match=f"there is no row {missing}"):
-            store.vectors(np.array([0, missing], np.uint64), layers=3)[0]
+            store.vectors(np.array([0, missing], np.uint64), layers=3)
 
 
 @pytest.mark.skipif(kernels.compiled_name() is None, reason="numpy does not time its copies")
@@ -309,16 +307,16 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes, *_: asked.append((starts, nbytes)))
     monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", -1)
     rows = np.random.default_rng(0).integers(0, 2000, 100)
-    found = store.vectors(rows, layers=1)[0]
+    found = store.vectors(rows, layers=1)
     np.testing.assert_array_equal(found, made.values[1, rows])
     [(starts, nbytes)] = asked
     assert nbytes == 8192
     assert (np.diff(starts.astype(np.int64)) >= 0).all()
     views = {first: view.ctypes.data for first, view in store.scan(1, block_rows=512, copy=False)}
     assert starts.tolist() == sorted(views[row // 512 * 512] + row % 512 * 8192 for row in rows.tolist())
-    store.vectors(rows[:16], layers=1)[0]
+    store.vectors(rows[:16], layers=1)
     monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", 2**50)
-    store.vectors(rows, layers=1)[0]
+    store.vectors(rows, layers=1)
     assert len(asked) == 5  # and four by the scan
 
 
@@ -353,7 +351,7 @@ def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: st
     with no_collection():
         before = _descriptors()
         store = open_store(path)
-        store.vectors(np.arange(1000), layers=0)[0]
+        store.vectors(np.arange(1000), layers=0)
         list(store.scan(0))
         assert _descriptors() > before
         del store

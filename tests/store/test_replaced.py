@@ -26,8 +26,8 @@ ROWS = np.arange(700)
 def reads_of(store: Store) -> list[Callable[[], object]]:
     """Return what reads a store in every way; the first one gives row 1 of layer 0."""
     return [
-        lambda: store.vectors([1], layers=0)[0],
-        lambda: store.vectors(ROWS[::-1], layers=3)[0],
+        lambda: store.vectors([1], layers=0),
+        lambda: store.vectors(ROWS[::-1], layers=3),
         lambda: list(store.scan(0)),
         lambda: list(store.scan(0, copy=False)),
         lambda: store.select(words="bank").rows,
@@ -60,7 +60,7 @@ def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) ->
         shutil.copytree(first, path)
         store = open_store(path)
         if used:
-            store.vectors([1], layers=0)[0]
+            store.vectors([1], layers=0)
         if replace == "rename":
             os.rename(path, tmp_path / f"old{number}")
         elif replace == "remove":
@@ -76,7 +76,7 @@ def test_a_folder_with_the_same_contents_is_the_same_store(tmp_path: Path) -> No
     store = made.make(tmp_path / "s.zarr")
     os.rename(tmp_path / "s.zarr", tmp_path / "old.zarr")
     shutil.copytree(tmp_path / "old.zarr", tmp_path / "s.zarr", copy_function=shutil.copyfile)
-    np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
+    np.testing.assert_array_equal(store.vectors(ROWS, layers=0), made.values[0])
     assert store.table().height == 700
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_was_replaced(tmp_path: Path) -> None:
     store = made.make(tmp_path / "s.h5")
     example(seed=1).make(tmp_path / "other.h5")
     os.replace(tmp_path / "other.h5", tmp_path / "s.h5")
-    np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
+    np.testing.assert_array_equal(store.vectors(ROWS, layers=0), made.values[0])
     np.testing.assert_array_equal(np.concatenate([block for _, block in store.scan(0)]), made.values[0])
     assert is_refused(store.source.refresh)
 
@@ -100,15 +100,15 @@ def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path) -> Non
             upload(memory, before)
             store = open_store(URL)
             if used:
-                store.vectors([1], layers=0)[0]
+                store.vectors([1], layers=0)
             upload(memory, after)
             assert is_refused(reads_of(store)[number])
     upload(memory, before)
     store = open_store(URL)
-    store.vectors([1], layers=0)[0]
+    store.vectors([1], layers=0)
     memory.storage.delete("hidden_states/c/0/0/0")
     with pytest.raises(StoreDamagedError, match="was removed since it was opened"):
-        store.vectors([2], layers=0)[0]
+        store.vectors([2], layers=0)
 
 
 def test_a_column_that_was_changed_in_a_bucket_is_refused(memory: MemoryBucket, tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_lazy_checks_find_a_flipped_bit_where_it_is_first_read(tmp_path: Path, s
     assert isinstance(path, Path)
     file = path if suffix == ".h5" else path / "hidden_states/c/0/1/0"
     flip(file, file.read_bytes().index(made.arrays["hidden_states"][1, 300].tobytes()) + 5)
-    assert not np.array_equal(open_store(path).vectors([300], layers=3)[0], made.values[1, [300]]), (
+    assert not np.array_equal(open_store(path).vectors([300], layers=3), made.values[1, [300]]), (
         "a plain read does not look"
     )
     lazy = open_store(path, verify="lazy")
-    np.testing.assert_array_equal(lazy.vectors([0, 699], layers=3)[0], made.values[1, [0, 699]])
+    np.testing.assert_array_equal(lazy.vectors([0, 699], layers=3), made.values[1, [0, 699]])
     calls: list[Callable[[], object]] = [
-        lambda: lazy.vectors([300], layers=0)[0],
-        lambda: lazy.vectors([0, 699, 256], layers=3)[0],
+        lambda: lazy.vectors([300], layers=0),
+        lambda: lazy.vectors([0, 699, 256], layers=3),
         lambda: list(lazy.scan(0)),
         lambda: list(lazy.scan(0, copy=False)),
         lambda: list(lazy.select(rows=[1, 300]).scan()),
@@ -182,7 +182,7 @@ def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path
     shard.write_bytes(crafted(shard.read_bytes(), exchange))
     lazy = open_store(path, verify="lazy")
     with pytest.raises(StoreDamagedError, match=r"the rows of partition 0 of .* were changed"):
-        lazy.vectors([0], layers=0)[0]
+        lazy.vectors([0], layers=0)
     column = path / "occurrences/position/c/0"
     column.write_bytes(b"\1" + column.read_bytes()[1:])
     with pytest.raises(StoreDamagedError, match=r"occurrences/position of .* was changed"):
@@ -195,11 +195,11 @@ def test_lazy_checks_of_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
     made = example()
     upload(memory, all_files(made.make(tmp_path / "x.zarr").path))  # type: ignore[arg-type]
     store = open_store(URL, verify="lazy")
-    np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
+    np.testing.assert_array_equal(store.vectors(ROWS, layers=0), made.values[0])
     shard = memory.storage.get("hidden_states/c/0/2/0")
     memory.storage.put("hidden_states/c/0/2/0", [bytes([shard[0] ^ 1]), shard[1:]])
     with pytest.raises(StoreDamagedError, match=r"partition 2 of s3://bucket/x\.zarr were changed"):
-        open_store(URL, verify="lazy").vectors([699], layers=0)[0]
+        open_store(URL, verify="lazy").vectors([699], layers=0)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -226,7 +226,7 @@ def test_a_store_behind_a_link_is_written_locked_and_read_where_it_is(tmp_path: 
     link.unlink()
     link.symlink_to(tmp_path / f"other{suffix}")
     example(seed=1).make(link)
-    np.testing.assert_array_equal(store.vectors(ROWS, layers=5)[0], made.values[2])
+    np.testing.assert_array_equal(store.vectors(ROWS, layers=5), made.values[2])
 
 
 def test_folders_and_files_of_a_store_behind_links(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_folders_and_files_of_a_store_behind_links(tmp_path: Path) -> None:
         os.rename(path / name, tmp_path / "far" / name)
         (path / name).symlink_to(tmp_path / "far" / name)
     assert verify(path).ok
-    np.testing.assert_array_equal(open_store(path).vectors(ROWS, layers=0)[0], made.values[0])
+    np.testing.assert_array_equal(open_store(path).vectors(ROWS, layers=0), made.values[0])
     (path / "occurrences/loop").symlink_to(path)  # every folder is listed once
     (path / "occurrences/nothing").symlink_to(path / "none")
     assert not [key for key in LocalStorage(path).sizes() if "loop" in key]

@@ -26,7 +26,7 @@ def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition
     assert store.source.committed.all()
     assert store.n_committed_rows == rows
     for place, layer in enumerate(store.layers):
-        got = store.vectors(np.arange(rows), layers=layer)[0]
+        got = store.vectors(np.arange(rows), layers=layer)
         assert got.dtype == VALUE_DTYPE[store.dtype] == made.values.dtype
         np.testing.assert_array_equal(got, made.values[place])
         scanned = np.concatenate([block.copy() for _, block in store.scan(layer)])
@@ -112,7 +112,7 @@ def test_special_values_are_kept(tmp_path: Path) -> None:
     made.arrays["hidden_states"][...] = bits
     for suffix in SUFFIXES:
         store = made.make(tmp_path / f"s{suffix}")
-        got = store.vectors([0, 1, 2, 3], layers=0)[0].view(np.uint32)
+        got = store.vectors([0, 1, 2, 3], layers=0).view(np.uint32)
         assert got.tolist() == (bits[0].astype(np.uint32) << 16).tolist()
 
 
@@ -120,4 +120,4 @@ def test_special_values_are_kept(tmp_path: Path) -> None:
 def test_a_pickled_store_opens_where_it_arrives(tmp_path: Path, suffix: str) -> None:
     made = example()
     store = pickle.loads(pickle.dumps(made.make(tmp_path / f"s{suffix}")))
-    np.testing.assert_array_equal(store.vectors([3, 600], layers=5)[0], made.values[2, [3, 600]])
+    np.testing.assert_array_equal(store.vectors([3, 600], layers=5), made.values[2, [3, 600]])

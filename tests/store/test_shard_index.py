@@ -119,7 +119,7 @@ def test_in_a_bucket(made: Example, path: Path, memory: MemoryBucket, tmp_path: 
     with pytest.raises(EmbstoreError, match="changed"):
         export(open_store(URL), tmp_path / "copy.zarr")
     with pytest.raises(StoreDamagedError, match="changed"):
-        open_store(URL).vectors([300], layers=0)[0]
+        open_store(URL).vectors([300], layers=0)
     assert repair_layout(URL, metadata=made.metadata, index=made.index) == [1]
     memory.storage.put(SHARD, [crafted(whole[SHARD], craft)])  # what a writer without a commit has left
     with StoreWriter(URL) as writer:

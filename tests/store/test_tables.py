@@ -35,7 +35,7 @@ def selections(store: es.Store) -> list[es.store.Selection]:
 
 
 def check(frame: pl.DataFrame, selection: es.store.Selection) -> None:
-    vectors = selection.vectors()
+    vectors = selection.vectors().reshape(len(selection.layers), len(selection), -1)
     for layer, each in zip(selection.layers, vectors, strict=True):
         found = frame[f"layer_{layer}"].to_numpy()
         assert found.dtype == each.dtype == EXPECTED[selection.store.dtype]

@@ -221,7 +221,7 @@ def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
         for thread in threads:
             thread.join()
         writer.finish()
-    np.testing.assert_array_equal(open_store(path).vectors(np.arange(700), layers=0)[0], made.values[0])
+    np.testing.assert_array_equal(open_store(path).vectors(np.arange(700), layers=0), made.values[0])
 
 
 def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +282,12 @@ def test_the_bytes_after_the_last_row_of_a_file_are_zeros_again(tmp_path: Path) 
 def test_a_partition_that_was_written_again_is_read_after_a_refresh(tmp_path: Path, suffix: str) -> None:
     made = example()
     store = made.make(tmp_path / f"s{suffix}")
-    np.testing.assert_array_equal(store.vectors([0, 300], layers=3)[0], made.values[1, [0, 300]])
+    np.testing.assert_array_equal(store.vectors([0, 300], layers=3), made.values[1, [0, 300]])
     with StoreWriter(store.path) as writer:
         writer.discard([1])
         writer.write(1, {name: array[:, ::-1] for name, array in made.partition(1).items()})
     store.source.refresh()
-    np.testing.assert_array_equal(store.vectors([0, 300], layers=3)[0], made.values[1, [0, 511 - 300 + 256]])
+    np.testing.assert_array_equal(store.vectors([0, 300], layers=3), made.values[1, [0, 511 - 300 + 256]])
 
 
 SENTENCES = [["the", "bank"], ["it"], ["a", "river", "bank"]] * 200

@@ -92,7 +92,7 @@ def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
     if text in sentences:
         (pronoun,) = find_pronouns([sentences[text]])
         first = int(store.index.indptr[list(store.index.text).index(text)])
-        vectors = store.select(rows=range(first, first + 9), layers=3).vectors(dtype="float64")[0]
+        vectors = store.select(rows=range(first, first + 9), layers=3).vectors(dtype="float64")
         unit = _unit(np.stack([vectors[slice(*s)].mean(0) for s in (pronoun.span, *pronoun.candidates)]))
         assert row["value"] == float(pronoun.right[int((unit[1:] @ unit[0]).argmax())])
 
@@ -151,7 +151,7 @@ def test_wiedemann(model: Path, tmp_path: Path) -> None:
         studies.reproduce(studies.Wiedemann2019(ks=(80, 90)), tmp_path / "corpus.txt", model=model, out=tmp_path / "no")
     store = es.open(next((tmp_path / "out" / "stores").iterdir()))
     table = store.table().with_columns(pl.col("target", "sense", "split").cast(pl.String))
-    unit = _unit(store.select(layers=3).vectors(dtype="float64")[0])
+    unit = _unit(store.select(layers=3).vectors(dtype="float64"))
     for word in ("bank", "cat"):
         train, test = (np.flatnonzero((table["target"] == word) & (table["split"] == s)) for s in ("train", "test"))
         nearest = train[(unit[test] @ unit[train].T).argmax(1)]

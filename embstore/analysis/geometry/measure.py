@@ -246,7 +246,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     """Yield the rows of each metric at a layer."""
     selection, metrics, words = inputs.selection, inputs.metrics, inputs.words
     anisotropy = found["cosines"].anisotropy if "cosines" in found else None
-    drawn = None if inputs.sample is None else selection.store.vectors(inputs.sample, layers=layer)[0]
+    drawn = None if inputs.sample is None else selection.store.vectors(inputs.sample, layers=layer)
     around = 0.0
     if drawn is not None and COSINE_METRICS & set(metrics):
         vectors = drawn.astype(np.float64)

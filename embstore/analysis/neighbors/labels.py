@@ -430,7 +430,7 @@ def groups_of(numbers: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class LabelledOccurrences:
-    """The labelled occurrences of a word: `vectors` [layer, n, hidden_size], `labels` and `rows` of each."""
+    """Labelled occurrences, of a word or of several: `vectors` [layer, n, hidden_size], `labels` and `rows` of each."""
 
     word: str
     layers: tuple[int, ...]
@@ -443,15 +443,21 @@ class LabelledOccurrences:
 
 
 @checked
-def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccurrences:
-    """Read the labelled occurrences of a word, for figures; raises InvalidValueError if there are none."""
-    selection = data.select(words=word, where=f'"{label}" IS NOT NULL')
-    if not len(selection.rows):
-        raise InvalidValueError(f"{word!r} has no occurrence labelled in {label!r}: choose another word or column")
+def labelled_occurrences(data: Store | Selection, word: str | None = None, *, label: str) -> LabelledOccurrences:
+    """Read the labelled occurrences of a word, or all those of a selection, for figures.
+
+    `label`: a label column or a field of documents. Raises InvalidValueError if there are none.
+    """
+    rows = data.rows if isinstance(data, Selection) else None
+    store = data.store if isinstance(data, Selection) else data
+    some = store.select(words=word, rows=rows, where=f'"{label}" IS NOT NULL', layers=list(data.layers))
+    if not len(some.rows):
+        what = "no occurrence is" if word is None else f"{word!r} has no occurrence"
+        raise InvalidValueError(f"{what} labelled in {label!r}: choose another word or column")
     return LabelledOccurrences(
-        word=word,
-        layers=selection.layers,
-        vectors=selection.vectors(dtype="float32"),
-        labels=selection.table()[label].cast(pl.String).to_list(),
-        rows=selection.rows,
+        word=word or label,
+        layers=some.layers,
+        vectors=some.vectors(dtype="float32"),
+        labels=some.table(columns=[label])[label].cast(pl.String).to_list(),
+        rows=some.rows,
     )

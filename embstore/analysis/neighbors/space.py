@@ -73,7 +73,7 @@ class StoreVectors:
         self.hidden_size = store.hidden_size
 
     def gather(self, rows: NDArray[np.int64]) -> Stored:
-        vectors: Stored = self.store.vectors(rows, layers=self.layer)[0]
+        vectors: Stored = self.store.vectors(rows, layers=self.layer)
         return vectors
 
     def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]:
@@ -102,7 +102,7 @@ class StoreVectors:
 
     def _gathered(self, rows: NDArray[np.int64]) -> StoredBlock:
         out = np.empty((1, len(rows), self.hidden_size), np.uint16) if self.store.dtype == "bfloat16" else None
-        return StoredBlock(0, self.store.vectors(rows, layers=self.layer, out=out)[0], rows=rows)
+        return StoredBlock(0, self.store.vectors(rows, layers=self.layer, out=out), rows=rows)
 
 
 class ArrayVectors:

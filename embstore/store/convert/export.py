@@ -147,9 +147,9 @@ class _Copy:
             for first, rows in self._batches(start, stop):
                 if is_same and self._source.dtype != "int8":
                     out = buffer.stored(self._layout.vectors, place, first - start, first - start + len(rows))
-                    self._source.vectors(rows, layers=layer, out=out[None])
+                    self._source.vectors(rows, layers=layer, out=out)
                 else:  # each store of a collection of int8 has a center of its own
-                    vectors = self._source.vectors(rows, layers=layer)[0]
+                    vectors = self._source.vectors(rows, layers=layer)
                     buffer.put(place, first - start, vectors, where=self._namer(rows))
 
     def _of_site(self, source: Store, layout: Layout) -> None:
@@ -183,7 +183,7 @@ class _Copy:
         rows = sample if self._rows is None else self._rows[sample]
         means = []
         for layer in self._layout.layers:
-            vectors = self._source.vectors(rows, layers=layer)[0]
+            vectors = self._source.vectors(rows, layers=layer)
             require_storable(vectors, dtype="int8", layer=layer, where=self._namer(rows))
             means.append(vectors.mean(0, dtype=np.float64))
         return np.array(means, np.float32)
