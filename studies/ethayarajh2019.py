@@ -72,7 +72,7 @@ METRICS = {
     "mev": "Figure 4. Maximum explainable variance, adjusted",
 }
 BASELINE = 1000  # random vectors of a layer, as in the paper
-SINKLESS = "-without-sinks"  # of a causal model, whose first word in a sentence may be an attention sink
+SINKLESS = "-no-sinks"  # of a causal model, whose first word in a sentence may be an attention sink
 N_WORDS = 10  # listed at each end of a layer
 ENDS = ("layer", "end", "item", "value", "count")
 STOPWORDS = ("the", "of", "to")  # named in section 4.2 as among the most context-specific words

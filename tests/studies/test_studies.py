@@ -180,7 +180,7 @@ def test_ethayarajh(tmp_path: Path) -> None:
     study = run(settings, tmp_path / "text.txt", model, tmp_path / "out")
     store = es.open(tmp_path / "out" / "stores" / "tiny.zarr")
     assert store.layers == (1, 2, 3)
-    for name, sinks in {"tiny": True, "tiny-without-sinks": False}.items():
+    for name, sinks in {"tiny": True, "tiny-no-sinks": False}.items():
         vectors: Any = es.static_vectors(store.select(sinks=sinks), layers=1, min_contexts=5)
         unit = _unit(vectors.vectors.astype(np.float64))
         cosines = [float(unit[vectors.row_of(a)] @ unit[vectors.row_of(b)]) for a, b in pairs]
