@@ -63,7 +63,7 @@ DIRECTIONS = {"relation_to_head": "to the head", "relation_to_dependant": "to th
 LEAST_EDGES = 100  # of a relation, as in the authors' notebook
 PANELS = {
     "attention.png": ("Where attention goes (Figures 2 and 4)", "attention", ("share", "entropy")),
-    "relations.png": ("Relations: best heads (Table 1)", "attention", ("relation_to_head",)),
+    "relations.png": ("Relations: best heads (Table 1)", "attention", tuple(DIRECTIONS)),
     "coreference.png": ("Coreference (Table 2)", "coreference", ("coreference",)),
 }
 NOTES = (

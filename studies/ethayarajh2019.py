@@ -71,6 +71,8 @@ METRICS = {
     "intrasim": "Figure 3. Intra-sentence similarity, adjusted",
     "mev": "Figure 4. Maximum explainable variance, adjusted",
 }
+BASELINE = 1000  # random vectors of a layer, as in the paper
+SINKLESS = "-no-sinks"  # of a causal model, whose first word in a sentence may be an attention sink
 N_WORDS = 10  # listed at each end of a layer
 ENDS = ("layer", "end", "item", "value", "count")
 STOPWORDS = ("the", "of", "to")  # named in section 4.2 as among the most context-specific words
@@ -95,7 +97,7 @@ class Ethayarajh2019(StudySettings):
 """
 
     min_contexts: int = 5
-    sample: int = 1000
+    layers: str = "all"
     benchmarks: str | Path | None = None
     resamples: int = 1000
 
@@ -106,22 +108,24 @@ def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     benchmarks = {} if settings.benchmarks is None else read_benchmarks(Path(settings.benchmarks))
     corpus = es.open_corpus(data)
     run.begin()
-    stores = {name: run.extract(name, corpus) for name in run.models}
-    measured = [measure(run, name, store) for name, store in stores.items()]
+    options = es.ExtractionOptions(layers=settings.layers)
+    stores = {name: run.extract(name, corpus, options=options) for name in run.models}
+    views = {name: view for of, store in stores.items() for name, view in views_of(of, store).items()}
+    measured = [measure(run, name, view) for name, view in views.items()]
     frames = {table: pl.concat([each[table] for each in measured]) for table in ("geometry", "words")}
     if not benchmarks:
         run.notes.append("no benchmarks are given (the setting benchmarks), so Table 1 is left out")
     else:
-        frames["evaluation"] = evaluate(run, stores, benchmarks)
-    scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
-    sections = [findings(scores), *(by_layer(scores, model) for model in run.models)]
-    sections += [words(scores, model) for model in run.models]
+        frames["evaluation"] = evaluate(run, views, benchmarks)
+    scores = Scores(settings, {name: view.store.metadata for name, view in views.items()}, frames)
+    sections = [findings(scores), *(by_layer(scores, model) for model in views)]
+    sections += [words(scores, model) for model in views]
     if "evaluation" in frames:
         sections.append(static(scores))
     return run.result(
         "How contextual are the vectors? After Ethayarajh 2019",
         f"{', '.join(run.models)}. Words of {settings.min_contexts} different sentences or more, without punctuation; "
-        f"baselines over {settings.sample:,} sampled vectors (the paper: 5; 1,000); "
+        f"baselines over {BASELINE:,} sampled vectors (the paper: 5; 1,000); "
         f"intervals from {settings.resamples:,} bootstrap samples; "
         f"seed {settings.seed}.",
         frames=frames,
@@ -131,27 +135,32 @@ def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     )
 
 
-def words_of(store: es.Store) -> es.store.Selection:
-    """Select all words; punctuation is left out, as in the authors' code."""
-    return store.select(words=[word for word in store.index.words if re.search(r"\w", word)])
+def views_of(model: str, store: es.Store) -> dict[str, es.store.Selection]:
+    """Return all words by the name of the model, and without attention sinks by another name if there are any.
+
+    Punctuation is left out, as in the authors' code.
+    """
+    words = [word for word in store.index.words if re.search(r"\w", word)]
+    every = {model: store.select(words=words), f"{model}{SINKLESS}": store.select(words=words, sinks=False)}
+    return {name: view for name, view in every.items() if name == model or len(view) < len(every[model])}
 
 
-def measure(run: Run[Ethayarajh2019], name: str, store: es.Store) -> dict[str, pl.DataFrame]:
+def measure(run: Run[Ethayarajh2019], name: str, view: es.store.Selection) -> dict[str, pl.DataFrame]:
     """Return the `geometry` of a model by layer, and `words`, the most and least context-specific of each layer."""
     settings = run.settings
     options: dict[str, Any] = {
         "min_contexts": settings.min_contexts,
-        "baseline": settings.sample,
+        "baseline": BASELINE,
         "seed": settings.seed,
     }
-    made_from = {"store": store.digest, "geometry": options, "resamples": settings.resamples}
-    table = run.table(f"{name}-geometry", made_from, lambda: es.geometry(words_of(store), **options))
+    made_from = {"store": view.store.digest, "geometry": options, "resamples": settings.resamples}
+    table = run.table(f"{name}-geometry", made_from, lambda: es.geometry(view, **options))
     summary = run.table(
         f"{name}-summary",
         made_from,
         lambda: summarize_geometry(table, resamples=settings.resamples, seed=settings.seed),
     )
-    words = [extreme_words(table, layers=layer, count=N_WORDS) for layer in store.layers]
+    words = [extreme_words(table, layers=layer, count=N_WORDS) for layer in view.layers]
     selfsim = table.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
     means = selfsim.group_by("item").agg(pl.col("value").mean(), pl.col("count").first())
     ranked = means.sort("value", "item").with_columns(end=pl.lit("all"), layer=pl.lit(None, pl.Int64))
@@ -204,7 +213,7 @@ def read_benchmarks(folder: Path) -> dict[str, Benchmark]:
 
 
 def evaluate(
-    run: Run[Ethayarajh2019], stores: Mapping[str, es.Store], benchmarks: Mapping[str, Benchmark]
+    run: Run[Ethayarajh2019], views: Mapping[str, es.store.Selection], benchmarks: Mapping[str, Benchmark]
 ) -> pl.DataFrame:
     """Score the first principal components of some layers of each model on word similarity.
 
@@ -212,18 +221,18 @@ def evaluate(
     and their ratings, `count` of these, and `coverage`, their share.
     """
     settings = run.settings
-    layers = {name: evaluated(store.layers) for name, store in stores.items()}
+    layers = {name: evaluated(view.layers) for name, view in views.items()}
     made_from = {
-        "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
+        "stores": {name: [view.store.digest, layers[name]] for name, view in views.items()},
         "benchmarks": {name: each.digest for name, each in benchmarks.items()},
         "min_contexts": settings.min_contexts,
     }
 
     def make() -> pl.DataFrame:
         scored: list[Row] = []
-        for name, store in stores.items():
+        for name, view in views.items():
             for layer in layers[name]:
-                static: Any = es.static_vectors(words_of(store), layers=layer, min_contexts=settings.min_contexts)
+                static: Any = es.static_vectors(view, layers=layer, min_contexts=settings.min_contexts)
                 for benchmark, each in benchmarks.items():
                     of = {"system": f"{name}, layer {layer}", "benchmark": benchmark}
                     scored.append(of | similarity(static, each))

@@ -78,6 +78,7 @@ class Hewitt2019(StudySettings):
     seeds: tuple[int, ...] = (0,)
     epochs: int | None = None
     tasks: tuple[str, ...] = ("upos", "dependencies")
+    layers: str = "all"
     untrained: bool = True
 
     def __post_init__(self) -> None:
@@ -185,7 +186,8 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
 
 def extract_one(run: Run[Hewitt2019], bank: Treebank, name: str, model: str) -> es.Store:
     file = f"{name}-{run.settings.n_sentences or 'all'}-{run.settings.seed}"
-    return run.extract(name, bank.corpus, model=model, file=file)
+    options = es.ExtractionOptions(layers=run.settings.layers)
+    return run.extract(name, bank.corpus, model=model, options=options, file=file)
 
 
 def scored(

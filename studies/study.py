@@ -22,6 +22,7 @@ from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
 from embstore.intervals import MIN_UNITS, exact, expanded, worth
 from embstore.models import load_encoder, model_kind, save_untrained
+from embstore.models.names import split_begin
 from embstore.store import write_frame
 
 LOG = logging.getLogger("embstore_studies")
@@ -54,7 +55,7 @@ SETTINGS: dict[str, tuple[int | None, str]] = {
     "ranks": (1, "Of structural probes, which are compared on the best layer."),
     "ks": (1, "Numbers of neighbours."),
     "min_contexts": (2, "Different sentences that a word needs."),
-    "sample": (2, "Vectors of a baseline."),
+    "layers": (None, "Of the model, as `extract` takes them; a few of a deep model take less time."),
     "benchmarks": (None, "A folder of files of word pairs, two words and their rating a line, for Table 1."),
     "coreference": (None, "A file of edge probing targets labelled 1 or 0, or a folder with dev.jsonl, for Table 2."),
     "n_words": (1, "Words of each list at most, drawn at random; none: all."),
@@ -202,19 +203,19 @@ class Run(Generic[Settings]):
         path = self.out / "models" / f"{name}-untrained-{seed}"
         if not path.is_dir():
             self.step(f"random weights of {name}", lambda: save_untrained(model, path, seed=seed))
-        return str(path)
+        return split_begin(model)[0] + str(path)
 
     def with_untrained(
-        self, name: str, untrained: bool, extract: Callable[[str, str, str], es.Store]
+        self, name: str, untrained: bool, extract: Callable[[str, str, str], es.Store], layers: str = "all"
     ) -> dict[str, es.Store]:
         """Extract one model, "trained" and, if asked for, "untrained": first and last layer with random weights.
 
         `extract`: given a name, the model and the layers.
         """
-        stores = {"trained": extract(name, self.models[name], "all")}
-        folder = self.untrained(name) if untrained else None
+        stores = {"trained": extract(name, self.models[name], layers)}
+        folder, ends = self.untrained(name) if untrained else None, stores["trained"].layers
         if folder is not None:
-            stores["untrained"] = extract(f"{name}-untrained", folder, f"0,{stores['trained'].layers[-1]}")
+            stores["untrained"] = extract(f"{name}-untrained", folder, f"{ends[0]},{ends[-1]}")
         return stores
 
     def save_figures(self, figures: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
@@ -332,7 +333,9 @@ def methods(stores: Mapping[str, es.Store]) -> str:
     for name, store in stores.items():
         model, corpus, made = store.metadata.model, store.metadata.corpus, store.metadata.extraction
         software |= store.metadata.software
-        layers = f"layers {store.layers[0]}-{store.layers[-1]}" if len(store.layers) > 1 else f"layer {store.layers[0]}"
+        numbers, whole = store.layers, tuple(range(store.layers[0], store.layers[-1] + 1))
+        several = f"{numbers[0]}-{numbers[-1]}" if numbers == whole else ", ".join(map(str, numbers))
+        layers = f"layers {several}" if len(numbers) > 1 else f"layer {numbers[0]}"
         parts.append(
             f"{name} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
             f"{store.dtype}, one row per {made['unit']}, over {corpus['name']} ({corpus['n_sentences']:,} sentences, "

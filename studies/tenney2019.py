@@ -71,6 +71,7 @@ class Tenney2019(StudySettings):
     learning_rate: float = 1e-3
     hidden_size: int = 256
     seeds: tuple[int, ...] = (0, 1, 2)
+    layers: str = "all"
     untrained: bool = True
     resamples: int = 1000
 
@@ -99,7 +100,7 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         corpus = Distinct(lambda: (each.words for each in chain.from_iterable(splits)))
         return run.extract(name, corpus, model=model, options=options, file=file)
 
-    stores = {name: run.with_untrained(name, settings.untrained, extract) for name in models}
+    stores = {name: run.with_untrained(name, settings.untrained, extract, settings.layers) for name in models}
     frame = pl.concat(
         probe_task(run, store, model, encoder, name, task).select(
             pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all()

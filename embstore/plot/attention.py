@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHOWN_RELATIONS = 14  # names that fit beside a panel
 SHARES = ("self", "previous", "next", "cls", "first", "sep", "punctuation")
+DIRECTIONS = {"relation_to_head": "best head, to the head", "relation_to_dependant": "best head, to the dependant"}
 ENTROPIES = {"all": "of every subword", "cls": "of [CLS]"}
 
 
@@ -89,14 +90,16 @@ def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
 def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     import polars as pl
 
-    part = _rows(frame, "relation_to_head")
+    part = pl.concat([_rows(frame, metric) for metric in DIRECTIONS])  # a causal model attends to the left alone
     best = part.sort("value", descending=True).group_by("item", maintain_order=True).first()
     best = best.filter(pl.col("item") != "all").sort("count", "item", descending=[True, False]).head(SHOWN_RELATIONS)
     places = np.arange(len(best))
     names = [f"{item}  {layer}.{head}" for item, layer, head in best.select("item", "layer", "head").iter_rows()]
-    axis.barh(places - 0.2, floats(best, "value"), 0.38, color=PALETTE[0], label="best head")
+    for number, (metric, label) in enumerate(DIRECTIONS.items()):
+        own = (best["metric"] == metric).to_numpy()
+        axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, color=PALETTE[number], label=label)
     axis.barh(places + 0.2, floats(best, "baseline"), 0.38, color="#bbbbbb", label="best fixed offset")
-    style(axis, title="The head of a word: relation, best layer.head", x="share of words")
+    style(axis, title="Words of a relation: best layer.head", x="share of words")
     axis.grid(False)
     axis.set_yticks(places, [literal(name) for name in names], fontsize=7)
     axis.invert_yaxis()

@@ -220,6 +220,6 @@ def add_legend(figure: Any, axes: Any) -> None:
             handles.setdefault(label, handle)
     if handles:
         letters = figure.get_size_inches()[0] * 72 / (0.55 * LEGEND)  # a letter is about .55 of its size wide
-        columns = max(1, min(len(handles), 4, int(letters / (max(map(len, handles)) + 6))))
+        columns = max(1, min(len(handles), 4, int((letters + 3) / (max(map(len, handles)) + 6))))  # 3 between two
         options = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": LEGEND}
         figure.legend(handles.values(), handles.keys(), **options)

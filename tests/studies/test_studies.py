@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import transformers
 from scipy.stats import spearmanr
 
 import embstore as es
@@ -20,6 +21,7 @@ from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.probes import summary
 from embstore_studies.heads import HeadNetwork, score
 from embstore_studies.peters2018 import _unit, find_pronouns
+from tests.models import tiny
 from tests.probes.edge_store import write_edges
 from tests.studies import planted
 
@@ -99,10 +101,12 @@ def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
 
 def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"tasks": ("pos",), "n_sentences": 10, "epochs": 1, "resamples": 20, "batch_size": 8}
-    tenney = studies.Tenney2019(**common, seeds=(0, 1), hidden_size=8)
+    tenney = studies.Tenney2019(**common, seeds=(0, 1), hidden_size=8, layers="0,2,3")
     study = run(tenney, tasks, model, tmp_path / "tenney")
     means = summary(study.frames["scores"].filter(encoder="trained").drop("model", "encoder"))
     weights = means.filter(metric="mixing")
+    assert weights["layer"].to_list() == [0, 2, 3]
+    assert "layers 0, 2, 3 in" in study.methods
     gravity = float((weights["layer"] * weights["value"]).sum())
     (row,) = study.sections[0].rows
     assert row["center of gravity"].startswith(f"{gravity:.2f}")
@@ -160,22 +164,29 @@ def test_wiedemann(model: Path, tmp_path: Path) -> None:
         assert (row["count"].item(), row["accuracy"].item()) == (len(test), pytest.approx(right))
 
 
-def test_ethayarajh(model: Path, tmp_path: Path) -> None:
-    draws = np.random.default_rng(0)
-    text = "".join(" ".join(draws.choice(WORDS, draws.integers(4, 9))) + "\n" for _ in range(30))
+def test_ethayarajh(tmp_path: Path) -> None:
+    """A decoder is measured with its attention sinks and without."""
+    draws, model = np.random.default_rng(0), tiny.save("gpt2", tmp_path / "tiny")
+    network: Any = transformers.AutoModel.from_pretrained(model)
+    network.wpe.weight.data[0, 7] = 300.0
+    network.save_pretrained(model)
+    text = "".join(" ".join(draws.choice(WORDS, draws.integers(4, 9))) + "\n" for _ in range(60))
     (tmp_path / "text.txt").write_text(text)
     (tmp_path / "similarity").mkdir()
     pairs = [(one, other) for one in WORDS for other in WORDS if one < other]
     lines = [f"{one}\t{other}\t{draws.integers(10)}\n" for one, other in pairs]
     (tmp_path / "similarity" / "SimLex.tsv").write_text("".join(lines))
-    settings = studies.Ethayarajh2019(benchmarks=tmp_path / "similarity", sample=50, resamples=50)
+    settings = studies.Ethayarajh2019(benchmarks=tmp_path / "similarity", layers="1,2,3", resamples=50)
     study = run(settings, tmp_path / "text.txt", model, tmp_path / "out")
     store = es.open(tmp_path / "out" / "stores" / "tiny.zarr")
-    vectors: Any = es.static_vectors(store, layers=1, min_contexts=5)
-    unit = _unit(vectors.vectors.astype(np.float64))
-    cosines = [float(unit[vectors.row_of(a)] @ unit[vectors.row_of(b)]) for a, b in pairs]
-    rho = spearmanr(cosines, [float(line.split("\t")[2]) for line in lines]).statistic
-    assert study.frames["evaluation"].filter(system="tiny, layer 1")["value"].item() == pytest.approx(rho)
+    assert store.layers == (1, 2, 3)
+    for name, sinks in {"tiny": True, "tiny-no-sinks": False}.items():
+        vectors: Any = es.static_vectors(store.select(sinks=sinks), layers=1, min_contexts=5)
+        unit = _unit(vectors.vectors.astype(np.float64))
+        cosines = [float(unit[vectors.row_of(a)] @ unit[vectors.row_of(b)]) for a, b in pairs]
+        rho = spearmanr(cosines, [float(line.split("\t")[2]) for line in lines]).statistic
+        found = study.frames["evaluation"].filter(system=f"{name}, layer 1")["value"].item()
+        assert found == pytest.approx(rho), name
 
 
 @pytest.mark.parametrize(
