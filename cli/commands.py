@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import UserDict
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,13 @@ class Entry:
     function: str
     heading: str
     example: str
+
+    def short_help(self, limit: int) -> str:
+        """Return the first sentence of the command's help, which is read in its module: an import may take seconds."""
+        module, _, name = self.function.partition(".")
+        tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text("utf-8"))
+        (function,) = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name)
+        return TyperCommand(name, help=ast.get_docstring(function)).get_short_help_str(limit)
 
     def load(self) -> Any:
         """Import the module and return the command."""
@@ -199,8 +207,10 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows, limit = [], formatter.width - 6 - max(map(len, self.commands))
-        for name, command in ((name, self.commands[name]) for name in self.list_commands(ctx)):
-            heading = getattr(command, "rich_help_panel", None)
-            text = command.get_short_help_str(limit)
-            rows.append((heading if isinstance(heading, str) else "Commands", name, text))
+        loaded: Any = self.commands
+        for name, command in loaded.data.items():
+            if isinstance(command, Entry):
+                rows.append((command.heading, name, command.short_help(limit)))
+            else:
+                rows.append((command.rich_help_panel, name, command.get_short_help_str(limit)))
         write_sections(formatter, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,10 @@ def reproduce(
     small: Annotated[bool, typer.Option("--small", help="A size for two CPU cores (zhao2020).")] = False,
     settings: Annotated[dict[str, Any], opt.Config(lambda: STUDIES, by="study")],
 ) -> None:
+    """Reproduce the study of a paper; rerun to resume.
+
+    All write tables, figures and report.md to --out. `reproduce STUDY --help` lists the settings of a study.
+    """
     if study not in STUDIES:
         raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
     kind: Any = STUDIES[study]
@@ -51,12 +56,7 @@ def reproduce(
     print(f"\nReport, figures and tables: {result.report}")
 
 
-reproduce.__doc__ = f"""Reproduce the study of a paper; rerun to resume.
-
-All write tables, figures and report.md to --out. `reproduce STUDY --help` lists the settings of a study.
-
-{ABOUT}
-"""
+reproduce.__doc__ = f"{getdoc(reproduce)}\n\n{ABOUT}"
 
 
 def named_models(models: Sequence[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -51,6 +52,8 @@ def serve(
     if host not in LOOPBACK and password is None:
         print("embstore: everyone with this URL who can reach this machine can read the stores", file=sys.stderr)
     print(f"exploring {', '.join(each.name for each in stores)} at {access.url} (Ctrl-C ends)", flush=True)
+    # What the first word needs takes seconds to import, in which the reader looks at the page.
+    threading.Thread(target=import_module, args=("embstore.analysis.geometry.measure",), daemon=True).start()
     if browser:
         threading.Thread(target=webbrowser.open, args=(access.url,), daemon=True).start()
     server = _Server(settings_of(app))

@@ -172,9 +172,11 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
 
 
 COMMANDS = {  # each after those before it, with the packages that it may import
+    "--help": set(),
     "info {store}": {"numpy"},
     "lookup {store} bank": {"numpy", "rich"},
     "neighbors {store} bank --layers 2 -k 2": {"numpy", "rich", "polars"},
+    "sql {store} select(count(*))from(occurrences)": {"numpy", "rich", "polars", "duckdb", "pyarrow", "pandas"},
 }
 
 

@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
-from embstore.analysis.geometry.cosine import CosineSums, WordSums, mean_cosine
-from embstore.analysis.scan import Scope, scan
 from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
 from embstore.vectors.linalg import unit_rows
@@ -139,17 +137,13 @@ def register_functions(connection: Any, slots: Sequence[tuple[Store, int]], guar
         connection.execute(f"create macro {name}(a, b) as {both} {own}{numbers} end")
 
 
-class _Sums(WordSums):
-    """The sums in float64."""
-
-    def init(self, scope: Scope) -> CosineSums:
-        return CosineSums(scope.hidden_size, self._slots, 0, np.float64, with_plain=True)
-
-
 def _stored_sums(
     slots: Sequence[tuple[Store, int]], name: str, groups: Rows, n_groups: int, handles: Rows
 ) -> tuple[NDArray[Any], Rows, Rows]:
     """Return the sums of the vectors of groups, how many are not zero, and counts; of handles of one slot."""
+    from embstore.analysis.geometry.cosine import WordSums
+    from embstore.analysis.scan import scan
+
     store, layer = slots[int(handles[0]) >> SLOT_BITS if len(handles) else 0]
     rows = handles & (2**SLOT_BITS - 1)
     order = np.argsort(rows, kind="stable")
@@ -158,7 +152,10 @@ def _stored_sums(
     counts = np.bincount(groups[order], minlength=n_groups)
     sums, n_nonzero = np.zeros((n_groups, 2 * store.hidden_size)), np.zeros(n_groups, np.int64)
     if len(order):
-        selection, reducer = Selection(store, rows=rows[order], layers=[layer]), _Sums(groups[order], counts)
+        selection, reducer = (
+            Selection(store, rows=rows[order], layers=[layer]),
+            WordSums(groups[order], counts, np.float64),
+        )
         sums, n_nonzero = scan(selection, {"sums": reducer}, device="cpu", max_states=4)[layer]["sums"]
     return np.hsplit(sums, 2)[0 if name == "selfsim" else 1], n_nonzero, counts
 
@@ -172,6 +169,8 @@ def _sums(name: str, groups: Rows, n_groups: int, vectors: NDArray[np.float64]) 
 
 def _finished(name: str, sums: NDArray[Any], n_nonzero: Rows, counts: Rows) -> pa.Array:
     if name == "selfsim":
+        from embstore.analysis.geometry.cosine import mean_cosine
+
         values = mean_cosine(np.square(sums).sum(1), n_nonzero, counts)
         return pa.array(values, mask=np.isnan(values))
     has_one = counts > 0

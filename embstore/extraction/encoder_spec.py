@@ -20,10 +20,11 @@ PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """What an encoder checks itself on: `sentences`, for contexts of at most `longest` subwords."""
+    """What an encoder checks itself on: `sentences`, for contexts of at most `longest` of all `n_subwords`."""
 
     sentences: list[list[str]]
     longest: int
+    n_subwords: int
     layers: tuple[int, ...]
     options: ExtractionOptions
 
@@ -40,6 +41,7 @@ class SelfCheck:
             longest=self.longest,
             batching=batching,
             batch_subwords=options.batch_subwords,
+            n_subwords=self.n_subwords,
         )
 
 

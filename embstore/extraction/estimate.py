@@ -225,7 +225,8 @@ def calibrated_rate(
         return None
     arguments = {**options.encoding, **({"on_device": True} if encoder.casts_on_device else {})}
     times: list[float] = []
-    while len(times) < CALIBRATIONS and sum(times) < CALIBRATION_SECONDS:
+    most = max(1, min(CALIBRATIONS, int(SMALL_SHARE * positions) // n_positions))
+    while len(times) < most and sum(times) < CALIBRATION_SECONDS:
         start = time.perf_counter()
         for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **arguments):
             del pooled

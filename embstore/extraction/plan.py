@@ -367,7 +367,8 @@ def _plan(
     # Of every length a few check the encoder.
     ordered = sorted((list(sentence.words) for sentence in content.sample), key=len)
     step = max(1, len(ordered) // CHECK_SENTENCES)
-    check = SelfCheck(ordered[step // 2 :: step][:CHECK_SENTENCES], min(content.longest, limit), layers, options)
+    chosen, n_subwords = ordered[step // 2 :: step][:CHECK_SENTENCES], int(index.text.subword_indptr[-1])
+    check = SelfCheck(chosen, min(content.longest, limit), n_subwords, layers, options)
     check.run(encoder, _recorded(store, encoder).get("batching"))
     reader = Reader(encoder, options, limit)
     metadata = _metadata(corpus, reader, layers, content, index, dropped)

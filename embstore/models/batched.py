@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -28,6 +31,7 @@ SHORT = 0.1  # of a layer's lower quartile: a shorter vector is what is left of 
 LAUNCHED = 4  # batches whose vectors stay on the device, before the host waits for the first of them
 # Batchings are timed over so many batches, in rounds, of which no other begins after these seconds.
 TIMED_BATCHES, TIMED_ROUNDS, TIMED_SECONDS = 2, 3, 10.0
+TIMED_SHARE = 0.1  # of the subwords of an extraction: of a small one the first exact batching is taken
 AS_GOOD = 1.05  # times as long as the fastest is no reason for another batching
 # Sentences on which the first word, capitals, digits, punctuation and other scripts would show an effect of context.
 PROBES = (
@@ -39,6 +43,26 @@ Forward = Callable[[Callable[..., None]], None]  # runs a batch and passes on ea
 # The spans of a batch (their rows, first positions among those that are run, and lengths), and what runs them.
 Prepared = tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Forward]
 Prepare = Callable[[Batch], Prepared]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sentences of a self-check, and the plain vectors of their words in some layers, by site."""
+
+    tokenized: Tokenized
+    spans: Spans
+    layers: Sequence[int]
+    expected: Mapping[str, NDArray[np.float32]]
+
+    @property
+    def first_ratio(self) -> float:
+        """The largest ratio over layers of the median length of first subwords to that of the others."""
+        is_first = self.spans.start == 0
+        if RESIDUAL not in self.expected or is_first.all() or not is_first.any():
+            return 0.0
+        lengths = lengths_of(self.expected[RESIDUAL])
+        first, others = (np.median(lengths[:, some], axis=1) for some in (is_first, ~is_first))
+        return float((first / np.maximum(others, np.finfo(np.float64).tiny)).max(initial=0))
 
 
 class BatchedEncoder(Encoder):
@@ -113,6 +137,7 @@ class BatchedEncoder(Encoder):
         longest: int | None = None,
         batching: str | None = None,
         batch_subwords: int | None = None,
+        n_subwords: int | None = None,
     ) -> float:
         """Choose the first batching that reproduces the plain pass, on CUDA the fastest; see `Encoder.self_check`.
 
@@ -126,23 +151,25 @@ class BatchedEncoder(Encoder):
         before = self.batching
         try:
             with memory_needed(f"the self-check of {self.info.name!r}", self.device):
-                sample = self.check_sentences(tokenized, attention_window, longest)
-                spans = word_spans(sample, self.info.max_subwords)
-                options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
-                expected = {site: self._require_plain(sample, spans, **options, site=site) for site in sites}
-                self.sink_ratio = first_ratio(expected[RESIDUAL], spans) if RESIDUAL in sites else 0.0
+                options: dict[str, Any] = {"pooling": pooling, "attention_window": attention_window}
+                parts = self.check_sentences(tokenized, attention_window, longest, n_subwords)
+                samples = [self._sample(part, deepest, chosen, sites, options) for part, deepest in parts]
+                self.sink_ratio = max(each.first_ratio for each in samples)
                 options["sites"] = sites
 
-                def run(batching: str) -> Iterable[Pooled]:
+                def difference(batching: str) -> float:
                     self.batching = batching
                     with self.runner.trial():
-                        yield from self.encode(sample, spans, **options, batch_subwords=self.check_batch_subwords)
+                        return max(self._difference(each, options) for each in samples)
 
-                found, refused = self._differences(run, batchings, expected)
+                found, refused = self._differences(difference, batchings)
                 if not found and self.drop_fast_layers():
-                    found, refused = self._differences(run, batchings, expected)
+                    found, refused = self._differences(difference, batchings)
                 size = batch_subwords or self.default_batch_subwords
-                best = self._fastest(list(found), tokenized, options, size) if len(found) > 1 else "".join(found)
+                n_timed = len(found) * (1 + TIMED_ROUNDS) * TIMED_BATCHES * size
+                best = next(iter(found), "")
+                if len(found) > 1 and n_timed <= TIMED_SHARE * (n_subwords or math.inf):
+                    best = self._fastest(list(found), tokenized, {"layers": chosen, **options}, size)
         finally:
             self.batching = before
         if not found:
@@ -153,11 +180,30 @@ class BatchedEncoder(Encoder):
         self.batching, self.refused = best, refused
         return found[best]
 
-    def _differences(
+    def _sample(
         self,
-        run: Callable[[str], Iterable[Pooled]],
-        batchings: Sequence[str],
-        expected: Mapping[str, NDArray[np.float32]],
+        tokenized: Tokenized,
+        deepest: int | None,
+        layers: Sequence[int],
+        sites: Sequence[str],
+        options: Mapping[str, Any],
+    ) -> Sample:
+        """Return sentences with their plain vectors: in these layers, or in the first ones, `deepest` the last."""
+        spans = word_spans(tokenized, self.info.max_subwords)
+        if deepest is not None:
+            deepest = min(deepest, max(layers))
+            layers = range(deepest + 1)
+        plain = partial(self._require_plain, tokenized, spans, layers=layers, deepest=deepest, **options)
+        return Sample(tokenized, spans, layers, {site: plain(site=site) for site in sites})
+
+    def _difference(self, sample: Sample, options: Mapping[str, Any]) -> float:
+        passes = self.encode(
+            sample.tokenized, sample.spans, layers=sample.layers, batch_subwords=self.check_batch_subwords, **options
+        )
+        return largest_difference(passes, sample.expected, self.outliers)
+
+    def _differences(
+        self, difference_of: Callable[[str], float], batchings: Sequence[str]
     ) -> tuple[dict[str, float], dict[str, str]]:
         """Return the difference of each exact batching, or only of the first, and why others are not exact."""
         found: dict[str, float] = {}
@@ -165,7 +211,7 @@ class BatchedEncoder(Encoder):
         memory: DeviceMemoryError | None = None
         for batching in batchings:
             try:
-                difference = largest_difference(run(batching), expected, self.outliers)
+                difference = difference_of(batching)
             except Exception as error:  # the model does not support such a batch
                 memory = error if isinstance(error, DeviceMemoryError) else memory
                 if is_fault(error) or (memory is not error and isinstance(error, EmbstoreError)):
@@ -232,15 +278,17 @@ class BatchedEncoder(Encoder):
         pooling: Pooling,
         attention_window: int | None = None,
         site: str = RESIDUAL,
+        deepest: int | None = None,
     ) -> NDArray[np.float32]:
         """Return the vectors of spans as a plain script computes them: float32 [n_layers, n_spans, features].
 
-        One sentence at a time, cut as `encode` cuts it; no batches, no hooks, one span after the other.
+        One sentence at a time, cut as `encode` cuts it; no batches, no hooks, one span after the other. `deepest`: the
+        layer at which the model may be stopped; None: it runs to its end.
         """
         layers = [layer for layer in layers if layer or site == RESIDUAL]
         vectors = np.empty((len(layers), len(spans.sentence), self.site_sizes([site])[site]), np.float32)
         for sentence in np.unique(spans.sentence).tolist():
-            states = self.plain_states(tokenized, sentence, attention_window, site)
+            states = self.plain_states(tokenized, sentence, attention_window, site, deepest)
             rows = np.flatnonzero(spans.sentence == sentence).tolist()
             for index, layer in enumerate(layers):
                 state = states[layer].float().cpu().numpy()
@@ -252,9 +300,14 @@ class BatchedEncoder(Encoder):
         """Return the batchings to try, fastest first; `equal_lengths`: only sentences of one length together."""
         return self.batchings
 
-    def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
-        """Return the sentences of the self-check, which are never without a subword."""
-        return tokenized if len(tokenized.ids) else self.tokenize(PROBES).tokenized
+    def check_sentences(
+        self, tokenized: Tokenized, attention_window: int | None, longest: int | None, n_subwords: int | None
+    ) -> list[tuple[Tokenized, int | None]]:
+        """Return the sentences of the self-check, never without a subword, and the layer at which each part stops.
+
+        None: the last one that is asked for. `n_subwords`: of the extraction, if it is known.
+        """
+        return [(tokenized if len(tokenized.ids) else self.tokenize(PROBES).tokenized, None)]
 
     def drop_fast_layers(self) -> bool:
         """Run batches with the weights as they are loaded from now on; returns False if they already do."""
@@ -262,9 +315,17 @@ class BatchedEncoder(Encoder):
 
     @abstractmethod
     def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+        self,
+        tokenized: Tokenized,
+        sentence: int,
+        attention_window: int | None,
+        site: str,
+        deepest: int | None = None,
     ) -> Mapping[int, torch.Tensor]:
-        """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features]."""
+        """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features].
+
+        Those above `deepest` may be left out.
+        """
 
     @abstractmethod
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
@@ -289,15 +350,6 @@ class BatchedEncoder(Encoder):
         vectors = tuple(each if work.on_device else each.cpu() for each in pool.vectors())
         done = mark(self.device) if work.on_device else None
         return RunningBatch(rows[pool.order], vectors, done, tuple(work.sites))
-
-
-def first_ratio(vectors: NDArray[np.float32], spans: Spans) -> float:
-    """Return the largest ratio over layers of the median length of first subwords to that of the others."""
-    lengths, is_first = np.linalg.norm(vectors.astype(np.float64), axis=-1), spans.start == 0
-    if is_first.all() or not is_first.any():
-        return 0.0
-    first, others = (np.median(lengths[:, some], axis=1) for some in (is_first, ~is_first))
-    return float((first / np.maximum(others, np.finfo(np.float64).tiny)).max(initial=0))
 
 
 def fastest(

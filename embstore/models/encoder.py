@@ -288,14 +288,15 @@ class Encoder(ABC):
         longest: int | None = None,
         batching: str | None = None,
         batch_subwords: int | None = None,
+        n_subwords: int | None = None,
     ) -> float:
         """Choose a batching whose vectors equal those of a plain forward pass over these sentences.
 
         Returns the largest difference of a vector, relative to its length. `equal_lengths`: batch only sentences of one
         length together. `longest`: subwords of the longest sentence that will be encoded, special ones not counted, as
         far as is known. `batching`: that of a store which is resumed: no other one is tried. `batch_subwords`: the
-        batch size with which batchings are timed, where that decides. Raises ModelError if no batching reproduces the
-        plain pass.
+        batch size with which batchings are timed, where that decides. `n_subwords`: of the extraction: of a small one
+        less is checked and timed. Raises ModelError if no batching reproduces the plain pass.
         """
 
     def use_batching(self, batching: str) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embstore.arguments import checked
 from embstore.errors import EmbstoreError, ModelError
-from embstore.models.encoder import Encoder
 from embstore.models.names import absolute_name, locate, split_begin
 from embstore.store import Store
 from embstore.store.storage.files import make_folders, regular_file, replacing
 from embstore.store.virtual.recomputed import default_folder
+
+if TYPE_CHECKING:
+    from embstore.models.encoder import Encoder
 
 MODEL = "EMBSTORE_MODEL"  # where the model of a store is, if it is not found
 HINT = f"give its folder or name by --model (model= in Python) or in {MODEL}"

@@ -17,7 +17,7 @@ from embstore.models import batched, load_encoder
 from embstore.models.batched import TOLERANCE, fastest
 from embstore.models.batching import BATCHINGS
 from embstore.models.transformer import encoder as transformer
-from embstore.models.transformer import layers, probing
+from embstore.models.transformer import layers, probing, varlen
 from embstore.models.transformer.inputs import additive
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
@@ -90,11 +90,12 @@ def slide(inputs, reach=40):
         (refuse_packing, "padded"), (slide, "padded"), (ignore_masks, "equal"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("n_subwords", [None, 1])
 @pytest.mark.quick(2)
-def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
+def test_the_first_exact_batching_is_chosen(encoder, change, chosen, n_subwords):
     meddle(encoder, change)
     tokenized = tokenize(encoder, SENTENCES)
-    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
+    assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean", n_subwords=n_subwords) < 2e-5
     assert encoder.batching == chosen
     spans, _ = word_spans(tokenized)
     options = {"layers": (1, 3), "pooling": "mean"}
@@ -189,6 +190,34 @@ def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
     meddle(encoder, lambda inputs: slide(inputs, reach))
     encoder.self_check(tokenize(encoder, [["cat"]]), layers=(3,), pooling="mean")
     assert encoder.batching == "padded"
+
+
+@pytest.mark.parametrize(("layer", "shortest", "of_a_kind"), [(3, 5, False), (2, 90, False), (3, 90, True)])
+def test_a_small_extraction_has_a_small_check_of_every_layer_and_kind(encoder, layer, shortest, of_a_kind):
+    """Long sentences run until each kind of block has, short ones to the end; a fault in either is found."""
+    blocks, n_positions = encoder.network.model.encoder.layer, [0, 0, 0]
+
+    def meddle_with(number, given, output):
+        n_positions[number] += output[..., 0].numel()
+        is_wrong = fault and number == layer - 1 and output.shape[0] == 1 and output.shape[1] > shortest
+        return output + 0.1 * (is_wrong and encoder.network.model.config._attn_implementation == varlen.NAME)
+
+    for number, block in enumerate(blocks):
+        block.register_forward_hook(lambda _, *given, number=number: meddle_with(number, *given))
+    if of_a_kind:
+        blocks[layer - 1].attention.reach = 7
+    deepest, fault = encoder.network.layers_of_all_kinds, False
+    assert deepest == (layer if of_a_kind else 2)
+    tokenized, options = tokenize(encoder, SENTENCES), {"layers": (3,), "pooling": "mean"}
+    encoder.self_check(tokenized, **options, n_subwords=10**6)
+    assert n_positions[0] == n_positions[2]
+    n_positions[:] = 0, 0, 0
+    encoder.self_check(tokenized, **options, n_subwords=1)
+    assert n_positions[0] == n_positions[deepest - 1]
+    assert (n_positions[2] < n_positions[0] / 5) == (deepest < 3)
+    fault = True
+    encoder.self_check(tokenized, **options, n_subwords=1)
+    assert encoder.batching == "packed"
 
 
 @pytest.mark.parametrize(("longest", "chosen"), [(30, "packed"), (60, "padded"), (None, "padded")])

@@ -203,17 +203,18 @@ class Cosines:
 class WordSums:
     """A reducer for the sums of unit and plain vectors by group: ([group, 2 feature], int64 [group]).
 
-    `groups`: int64, the group of each selected occurrence, -1 for none. `sizes`: int64 [group].
+    `groups`: int64, the group of each selected occurrence, -1 for none. `sizes`: int64 [group]. `dtype`: of the sums,
+    by default float32 for vectors in half precision.
     """
 
-    def __init__(self, groups: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        self._groups = groups
+    def __init__(self, groups: NDArray[np.int64], sizes: NDArray[np.int64], dtype: Any = None) -> None:
+        self._groups, self._dtype = groups, dtype
         frequent = sizes > FLUSH_COUNT
         self._slots = np.where(frequent, np.cumsum(frequent) - 1, -1)
 
     def init(self, scope: Scope) -> CosineSums:
         dtype = np.float64 if scope.store.dtype in ("float32", "float64") else np.float32
-        return CosineSums(scope.hidden_size, self._slots, 0, dtype, with_plain=True)
+        return CosineSums(scope.hidden_size, self._slots, 0, self._dtype or dtype, with_plain=True)
 
     def update(self, state: CosineSums, batch: Batch) -> CosineSums:
         state.add(batch, self._groups[batch.positions], _NO_NUMBERS, _NO_NUMBERS)

@@ -25,8 +25,8 @@ from embstore.models.transformer.network import Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
     require_window_respected,
+    sentences_to_check,
     window_mask,
-    with_long_sentences,
 )
 from embstore.models.transformer.varlen import pinned_backends, varlen_attention
 from embstore.store.layout import RESIDUAL
@@ -100,15 +100,17 @@ class TransformerEncoder(BatchedEncoder):
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
         return self.network.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
 
-    def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
-        """Return these sentences and long ones made of their words.
+    def check_sentences(
+        self, tokenized: Tokenized, attention_window: int | None, longest: int | None, n_subwords: int | None
+    ) -> list[tuple[Tokenized, int | None]]:
+        """Return these sentences and long ones made of their words, for a small extraction less of both.
 
         Raises ModelError if an attention window is not respected.
         """
         if attention_window is not None:
             require_window_respected(self.network, tokenized, attention_window)
             require_own_mask(self.network, tokenized)
-        return with_long_sentences(self.network, tokenized, longest)
+        return sentences_to_check(self.network, tokenized, longest, n_subwords)
 
     def drop_fast_layers(self) -> bool:
         self._packs = False
@@ -133,11 +135,17 @@ class TransformerEncoder(BatchedEncoder):
         return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
 
     def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
+        self,
+        tokenized: Tokenized,
+        sentence: int,
+        attention_window: int | None,
+        site: str,
+        deepest: int | None = None,
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence at a site, without special subwords, each [n_subwords, features].
 
-        One call of the model with `output_hidden_states=True`. The mask of an attention window is written row by row.
+        One call of the model with `output_hidden_states=True`, or one that stops at the layer `deepest`. The mask of an
+        attention window is written row by row.
         """
         first, last = tokenized.bounds[sentence : sentence + 2]
         ids = tokenized.ids[first:last][: self.info.max_subwords]
@@ -148,12 +156,14 @@ class TransformerEncoder(BatchedEncoder):
             inputs["attention_mask"] = window_mask(self.network.inputs, words, window.reach)
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device):
-            if site == RESIDUAL:
+            every = range((self.info.num_hidden_layers if deepest is None else deepest) + 1)
+            if site == RESIDUAL and deepest is None:
                 states.update(enumerate(self.network.tap.plain(inputs)))
+            elif site == RESIDUAL:
+                self.network.tap.run(inputs, every, states.__setitem__)
             else:
-                every = range(1, self.info.num_hidden_layers + 1)
                 with self.network.sites.reading([site], every, lambda layer, state, _: states.update({layer: state})):
-                    self.network.model(**inputs)
+                    self.network.tap.run(inputs, every[-1:], lambda *_: None)
         own = slice(self.n_before, self.n_before + len(ids))
         return {layer: state.flatten(0, -2)[own] for layer, state in states.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,8 @@ from embstore.models.transformer.varlen import accepts_sentence_bounds
 
 COPIES = 2  # of the vectors of a batch on a GPU: pooled, and cast
 OUTLIERS = 0.01  # a mask that lets sentences see each other changes far more of the vectors that are checked
+PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
+NUMBER_OF_BLOCK = ("layer_idx", "layer_id", "layer_number")
 SITE_SUBWORDS = 24  # of the sentence on which sites are checked
 
 
@@ -88,6 +90,17 @@ class Network:
     def takes_varlen(self) -> bool:
         """Return whether "varlen" may be tried: the model is given positions and passes keywords on to attention."""
         return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
+
+    @property
+    def layers_of_all_kinds(self) -> int:
+        """Return a layer, the second or a later one, below which there is a block of every kind.
+
+        Blocks of one kind have the same modules, and the same numbers and names in them but for their own number.
+        """
+        types = getattr(self.model.config, "layer_types", None) or ()
+        kinds = [(*types[at : at + 1], *_kind(block)) for at, block in enumerate(self.tap.blocks)]
+        every = self.info.num_hidden_layers
+        return min(every, max(2, *(kinds.index(kind) + 1 for kind in kinds))) if kinds else every
 
     @property
     def outliers(self) -> float:
@@ -164,6 +177,13 @@ def _skip_idle_calls(model: Any) -> None:
         if isinstance(module, nn.Dropout):
             module.forward = lambda states: states  # type: ignore[assignment, method-assign]
     model.warn_if_padding_and_no_attention_mask = lambda *_: None
+
+
+def _kind(block: nn.Module) -> Iterator[Any]:
+    """Yield what makes a block compute something else than another one with the same weights would."""
+    for name, module in block.named_modules():
+        values = {key: value for key, value in vars(module).items() if key not in NUMBER_OF_BLOCK}
+        yield name, type(module), {key: value for key, value in values.items() if isinstance(value, PLAIN)}
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

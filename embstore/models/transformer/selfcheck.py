@@ -20,6 +20,7 @@ LONGEST_WINDOW_SENTENCE = 1024  # words; of wider windows only the effect of a n
 SHORT_SENTENCE = 16
 LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
+CHECK_SHARE = 0.04  # of the subwords of an extraction that are checked, each in a plain pass and in a batch
 
 
 def window_mask(maker: InputMaker, words: NDArray[Any], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -122,6 +123,27 @@ def _changed(network: Network, before: torch.Tensor, ids: NDArray[np.int32], pla
     changed[place] = next((other for other in ids if other != changed[place]), changed[place])
     difference = (before - _layer_1(network, changed, reach)).abs().amax(1)
     return (difference > SAME[network.dtype] * before.abs().amax(1)).numpy()
+
+
+def sentences_to_check(
+    network: Network, tokenized: Tokenized, longest: int | None, n_subwords: int | None
+) -> list[tuple[Tokenized, int | None]]:
+    """Return the given sentences and longer ones, in parts, and the layer at which each is stopped, None for the last.
+
+    Where they are more than a small share of the `n_subwords` of an extraction, only the first of the given ones are
+    run through all layers, two at least, and long ones until each kind of block has been run.
+    """
+    whole = with_long_sentences(network, tokenized, longest)
+    lengths = np.diff(whole.bounds)
+    deepest = network.layers_of_all_kinds
+    if n_subwords is None or not len(tokenized.ids) or len(whole.ids) <= CHECK_SHARE * n_subwords:
+        return [(whole, None)]
+    n_long = int(lengths[len(tokenized) :].sum()) * deepest // network.info.num_hidden_layers
+    n_short = int(np.searchsorted(whole.bounds, CHECK_SHARE * n_subwords - n_long, "right")) - 1
+    n_short = max(2, min(n_short, len(tokenized)))
+    begins, ends = whole.bounds[:-1], whole.bounds[1:]
+    short, long = slice(n_short), slice(max(n_short, len(tokenized)), None)
+    return [(whole.runs(begins[short], ends[short]), None), (whole.runs(begins[long], ends[long]), deepest)]
 
 
 def with_long_sentences(network: Network, tokenized: Tokenized, longest: int | None = None) -> Tokenized:
