@@ -54,7 +54,8 @@ class Candidates:
     """Collects the best rows of each query in float32: product minus half the squared length for a distance.
 
     `queries` [q, feature] and `packed`, the same by `pack_queries`. `mean` [feature] is subtracted from rows. A row in
-    the group of a query is excluded: `row_groups` is a list of int64 [row], `query_groups` int64 [g, q], -1 for none.
+    the group of a query is excluded: `row_groups` is a list of int64 or int32 [row], or None (the group is the row
+    itself), `query_groups` int64 [g, q], -1 for none.
 
     The arrays that are filled: `scores` and `rows` [q, capacity], of which `filled` [q] are set; once all are, the
     `n_best` best and somewhat more remain, and `least` [padded q] is the lowest of them. Rows must have higher scores
@@ -68,7 +69,7 @@ class Candidates:
         metric: int,
         mean: NDArray[np.float32] | None,
         mean_length: float,
-        row_groups: list[NDArray[np.int64]],
+        row_groups: list[NDArray[np.integer] | None],
         query_groups: NDArray[np.int64],
         n_best: int,
         scores: NDArray[np.float32],

@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from embstore.kernels.plain import all_finite as all_finite, rank_rows as rank_rows
@@ -21,7 +21,8 @@ cdef extern from "kernels.h" nogil:
         const float *queries
         const float *panels
         const float *mean
-        const int64_t **row_groups
+        const void **row_groups
+        const uint8_t *narrow
         const int64_t *query_groups
         float *scores
         int64_t *rows
@@ -162,7 +163,7 @@ cdef class Candidates:
     cdef search_t _search
     cdef tuple _arrays
     cdef float[::1] _buffer
-    cdef const int64_t **_groups
+    cdef const void **_groups
 
     def __init__(
         self,
@@ -181,6 +182,8 @@ cdef class Candidates:
     ):
         cdef search_t *search = &self._search
         cdef const int64_t[::1] column
+        cdef const int32_t[::1] narrow_column
+        cdef uint8_t *narrow
         cdef int64_t n_queries = queries.shape[0], size = queries.shape[1], group
         if not n_queries or not size or least.shape[0] < padded_queries(n_queries):
             raise ValueError("there are no queries, or too few least scores")
@@ -196,16 +199,22 @@ cdef class Candidates:
             raise ValueError("more queries than a few must be packed")
         self._buffer = _floats(buffer_floats(size, n_queries))
         self._arrays = (queries, panels, mean, row_groups, query_groups, scores, rows, filled, least)
-        self._groups = <const int64_t **>malloc(sizeof(int64_t *) * (len(row_groups) + 1))
+        self._groups = <const void **>malloc((sizeof(void *) + 1) * (len(row_groups) + 1))
+        narrow = <uint8_t *>(self._groups + len(row_groups) + 1)
         for group in range(len(row_groups)):
-            column = row_groups[group]
-            self._groups[group] = &column[0]
+            self._groups[group], narrow[group] = NULL, False
+            if row_groups[group] is not None and row_groups[group].dtype.itemsize == sizeof(int32_t):
+                narrow_column = row_groups[group]
+                self._groups[group], narrow[group] = &narrow_column[0], True
+            elif row_groups[group] is not None:
+                column = row_groups[group]
+                self._groups[group] = &column[0]
         search.size, search.n_queries, search.metric = size, n_queries, metric
         search.queries = &queries[0, 0]
         search.panels = NULL if panels is None else &panels[0]
         search.mean = NULL if mean is None else &mean[0]
         search.mean_length = mean_length
-        search.n_groups, search.row_groups = len(row_groups), self._groups
+        search.n_groups, search.row_groups, search.narrow = len(row_groups), self._groups, narrow
         search.query_groups = &query_groups[0, 0] if len(row_groups) else NULL
         search.n_best, search.capacity = n_best, scores.shape[1]
         search.scores, search.rows, search.filled, search.least = &scores[0, 0], &rows[0, 0], &filled[0], &least[0]

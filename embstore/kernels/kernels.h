@@ -56,10 +56,11 @@ typedef struct {
     const float *panels;       /* the queries as pack_queries lays them out; NULL: rows are multiplied as they are read */
     const float *mean;         /* [size], subtracted from each row; NULL for none */
     float mean_length;
-    /* A row in the group of a query is excluded: column g has the group of each row, and queries [g, n_queries] those
-       of the queries, -1 for none. */
+    /* A row in the group of a query is excluded: column g has the group of each row (int64, or int32 where it is narrow;
+       NULL: its number), and queries [g, n_queries] those of the queries, -1 for none. */
     int64_t n_groups;
-    const int64_t *const *row_groups;
+    const void *const *row_groups;
+    const uint8_t *narrow;
     const int64_t *query_groups;
     /* The candidates of each query, [n_queries, capacity], of which filled[query] are set. When all are, the n_best
        best and some more remain, and least[query] is the lowest of them: no row below it is a candidate. `least` has a

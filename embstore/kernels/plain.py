@@ -100,7 +100,7 @@ class Candidates:
     metric: int
     mean: NDArray[np.float32] | None
     mean_length: float
-    row_groups: list[NDArray[np.int64]]
+    row_groups: list[NDArray[np.integer] | None]
     query_groups: NDArray[np.int64]
     n_best: int
     scores: NDArray[np.float32]
@@ -165,7 +165,8 @@ class Candidates:
         elif self.metric == DISTANCE:
             scores -= squares / 2
         for of_rows, of_queries in zip(self.row_groups, self.query_groups, strict=True):
-            scores[(of_rows[rows] == of_queries[:, None]) & (of_queries >= 0)[:, None]] = -np.inf
+            groups = rows if of_rows is None else of_rows[rows]
+            scores[(groups == of_queries[:, None]) & (of_queries >= 0)[:, None]] = -np.inf
         above = scores > self.least[: len(scores), None]
         for query in np.flatnonzero(above.any(1)).tolist():
             self._keep(query, scores[query, above[query]], rows[above[query]])

@@ -119,7 +119,10 @@ static int64_t keep_best(float *scores, int64_t *rows, int64_t count, int64_t n_
 static int is_excluded(const search_t *search, int64_t query, int64_t row) {
     for (int64_t group = 0; group < search->n_groups; group++) {
         int64_t own = search->query_groups[group * search->n_queries + query];
-        if (own >= 0 && search->row_groups[group][row] == own) return 1;
+        const void *column = search->row_groups[group];
+        if (own < 0) continue;
+        if (own == (!column ? row : search->narrow[group] ? ((const int32_t *)column)[row] : ((const int64_t *)column)[row]))
+            return 1;
     }
     return 0;
 }

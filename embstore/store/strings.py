@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _FIND_BLOCK = 1 << 20
 _COUNT_BLOCK = 1 << 12
@@ -41,6 +46,16 @@ class Strings:
     def __iter__(self) -> Iterator[str]:
         return iter(self.slice(0, len(self)))
 
+    @cached_property
+    def enumeration(self) -> pl.Series:
+        """All strings and a null as a Polars enumeration: to make its type takes long, to gather from it does not.
+
+        Raises ValueError where they are not distinct.
+        """
+        import polars as pl
+
+        return pl.Series([*range(len(self)), None], dtype=pl.UInt32).cat.to(pl.Enum(list(self)))
+
     def n_words(self) -> NDArray[np.int64]:
         """Return how many words each string has, int64 [n]: its spaces and one."""
         return self._counts(lambda data: data == ord(" ")) + 1
@@ -68,6 +83,12 @@ class Strings:
         text = self.data[offsets[0] : offsets[-1]].tobytes()
         base = offsets[0]
         return [text[left - base : right - base].decode() for left, right in pairwise(offsets)]
+
+    def take(self, chosen: NDArray[np.int64]) -> list[str]:
+        """Return the strings at some positions."""
+        data = memoryview(self.data)
+        bounds = zip(self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist(), strict=True)
+        return [str(data[start:stop], "utf-8") for start, stop in bounds]
 
     def find(self, string: str) -> int | None:
         """Return the position of the first equal string, or None; compares bytes without decoding them."""

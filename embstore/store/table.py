@@ -34,13 +34,17 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
         if names.count(name) > 1:
             raise InvalidValueError(f"the column {name!r} is given twice: name each once")
-    return pl.DataFrame([column_of(index, name, rows) for name in names])
+    spans = {}
+    if "start" in names or "stop" in names:  # of words, found together
+        found = index.spans(np.arange(len(index.type)) if rows is None else rows)
+        spans = {name: pl.Series(name, column) for name, column in zip(("start", "stop"), found, strict=True)}
+    return pl.DataFrame([spans[name] if name in spans else column_of(index, name, rows) for name in names])
 
 
 def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
     """Return a column of the occurrence table for some rows (None: all)."""
 
-    def of_rows(column: NDArray[np.generic]) -> NDArray[np.generic]:
+    def of_rows(column: NDArray[Any]) -> NDArray[Any]:
         return column if rows is None else column[rows]
 
     if name == "occurrence":
@@ -51,10 +55,9 @@ def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Ser
         return pl.Series(name, index.source[of_rows(index.sentence)])
     if name == "text":
         sentences, inverse = np.unique(of_rows(index.sentence), return_inverse=True)
-        text = index.text
-        whole = len(sentences) == len(text)
-        found = list(text) if whole else [text[sentence] for sentence in sentences.tolist()]
-        return pl.Series(name, found, dtype=pl.String).gather(inverse)
+        texts = pl.Series(name, index.text.take(sentences), dtype=pl.String)
+        found: pl.Series = texts[inverse]  # `gather` would begin a query
+        return found
     if name in ("start", "stop"):
         start, stop = index.spans(np.arange(len(index.type)) if rows is None else rows)
         return pl.Series(name, start if name == "start" else stop)
@@ -96,12 +99,10 @@ def value_type(field: Field) -> type[pl.DataType]:
     return _TYPES.get(field.kind, pl.String)
 
 
-def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Series:
+def _enumeration(name: str, codes: NDArray[Any], names: Strings) -> pl.Series:
     """Return a column of names from their numbers, null for -1."""
-    series = pl.Series(name, codes, dtype=pl.Int32)
-    present = pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
     try:
-        categories = pl.Enum(list(names))
+        categories = names.enumeration
     except ValueError:
         raise StoreDamagedError(f"the names of the column {name!r} are not distinct: {REPAIR_HINT}") from None
-    return present.cat.to(categories).alias(name)
+    return categories[np.where(codes < 0, len(names), codes)].alias(name)

@@ -135,6 +135,13 @@ class Text:
         pieces = self.pieces.slice(first, last)
         return [piece[start:stop] for piece, (start, stop) in zip(pieces, bounds, strict=True)]
 
+    def take(self, sentences: NDArray[np.int64]) -> list[str]:
+        """Return some sentences, ascending and distinct."""
+        if len(sentences) == len(self):
+            return list(self)
+        bounds = zip(self.start[sentences].tolist(), self.stop[sentences].tolist(), strict=True)
+        return [piece[start:stop] for piece, (start, stop) in zip(self.pieces.take(sentences), bounds, strict=True)]
+
     def words(self, sentence: int) -> list[str]:
         """Return the words of a sentence."""
         some = slice(int(self.word_indptr[sentence]), int(self.word_indptr[sentence + 1]))

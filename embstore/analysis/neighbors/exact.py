@@ -57,11 +57,16 @@ class Hits:
 class Exclusion:
     """Rows that a query must not find: those of its own group.
 
-    `of_rows`: int64 [n], the group of each row of the store; `of_queries`: int64 [q], that of each query; -1: none.
+    `of_rows`: int64 or int32 [n], the group of each row of the store, None where each has its own, of its number;
+    `of_queries`: int64 [q], that of each query; -1: none.
     """
 
-    of_rows: NDArray[np.int64]
+    of_rows: NDArray[np.integer] | None
     of_queries: NDArray[np.int64]
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.integer]:
+        """The groups of some rows."""
+        return rows if self.of_rows is None else self.of_rows[rows]
 
 
 def exact_search(
@@ -140,8 +145,8 @@ class Search:
         self.query_groups = np.array([group.of_queries for group in self.exclude], np.int64).reshape(
             len(self.exclude), len(self.queries)
         )
-        self.row_groups = [np.ascontiguousarray(group.of_rows, np.int64) for group in self.exclude]
-        if any(len(groups) != self.vectors.count for groups in self.row_groups):
+        columns = [group.of_rows for group in self.exclude]
+        if any(column is not None and len(column) != self.vectors.count for column in columns):
             raise InvalidValueError(f"an exclusion needs the group of each of the {self.vectors.count:,} vectors")
         self.unsure: list[NDArray[np.int64]] = []
         self.lengths = [0.0]  # the longest vector of each block; threads append to the list
@@ -326,7 +331,7 @@ class Found:
         self.filled, self.least = np.zeros(len(self.scores), np.int64), least
         metric, n_best = _METRIC[search.space.metric], min(search.n_candidates, capacity - 1)
         compared = (search.queries32, packed, metric, search.mean, search.mean_length)
-        groups = (search.row_groups, search.query_groups)
+        groups = ([one.of_rows for one in search.exclude], search.query_groups)
         self.kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
 
     def add(self, block: StoredBlock) -> None:
@@ -416,8 +421,8 @@ def _distinct(rows: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], N
 def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of these rows each query excludes, [q, n]."""
     out = np.zeros((len(search.queries), len(rows)), bool)
-    for of_rows, of_queries in zip(search.row_groups, search.query_groups, strict=True):
-        out |= (of_rows[rows][None] == of_queries[:, None]) & (of_queries[:, None] >= 0)
+    for group in search.exclude:
+        out |= (group.of(rows)[None] == group.of_queries[:, None]) & (group.of_queries[:, None] >= 0)
     return out
 
 
@@ -440,8 +445,8 @@ def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], N
             search.unsure.append(rows[unsure.cpu().numpy()])
         scores = queries @ transformed.T - bias
         scores.masked_fill_(unsure, -torch.inf)
-        for of_rows, of_queries in zip(search.row_groups, search.query_groups, strict=True):
-            group, own = torch.from_numpy(of_rows[rows]).to(device), torch.from_numpy(of_queries).to(device)
+        for one in search.exclude:
+            group, own = (torch.from_numpy(each).to(device) for each in (one.of(rows), one.of_queries))
             scores.masked_fill_((group[None] == own[:, None]) & (own >= 0)[:, None], -torch.inf)
         best, order = torch.cat([best, scores], 1).topk(search.n_candidates, 1, sorted=False)
         numbers = torch.from_numpy(rows).to(device).expand(len(queries), -1)

@@ -207,11 +207,11 @@ def _exclusions(store: Store, queries: Queries, exclude: Exclude | None) -> list
         if exclude is not None:
             raise InvalidValueError(f"exclude {exclude!r} needs queries that are words or occurrences: leave it out")
         return []
-    exclusions = [Exclusion(np.arange(store.n_rows), queries.rows)]
-    for name, column in (("word", store.index.type), ("sentence", store.index.sentence)):
+    exclusions = [Exclusion(None, queries.rows)]
+    columns: tuple[tuple[str, Any], ...] = ("word", store.index.type), ("sentence", store.index.sentence)
+    for name, column in columns:
         if exclude in (name, "both"):
-            numbers = np.asarray(column).astype(np.int64)
-            exclusions.append(Exclusion(numbers, numbers[queries.rows]))
+            exclusions.append(Exclusion(np.asarray(column), np.asarray(column[queries.rows], np.int64)))
     return exclusions
 
 
@@ -222,24 +222,40 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: str |
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table().drop("subwords", "source", "document")
-    ranked = pl.DataFrame(
-        {
-            "query": pl.Series([queries.names[number] for number in query.tolist()]),
-            "rank": rank + 1,
-            "score": hits.scores[query, rank],
-        }
-    )
     taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
-    contexts = contexts.rename({name: f"label_{name}" for name in contexts.columns if name in taken})
-    contexts = contexts.with_columns(pl.Series("marked", mark_words(store, rows), dtype=pl.String))
-    origin = {"store": pl.lit(str(store.path)), "layer": pl.lit(layer, pl.Int64)}
-    how = [search] * len(rows) if isinstance(search, str) else [search[number] for number in query.tolist()]
-    return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin, search=pl.Series(how))
+    how = pl.Series("search", [search] * len(queries.vectors) if isinstance(search, str) else search)
+    return pl.DataFrame(
+        [
+            pl.Series("query", queries.names)[query],
+            pl.Series("rank", rank + 1),
+            pl.Series("score", hits.scores[query, rank]),
+            *(column.alias(f"label_{column.name}" if column.name in taken else column.name) for column in contexts),
+            _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
+            pl.Series("store", [str(store.path)]).new_from_index(0, len(rows)),
+            pl.Series("layer", np.full(len(rows), layer)),
+            how[query],
+        ]
+    )
 
 
 def mark_words(data: Store, rows: ArrayLike) -> list[str]:
     """Return the sentences of some rows with the word, or the whole phrase, in brackets."""
-    return [f"{before}[{word}]{after}" for before, word, after in data.select(rows=rows).concordance()]
+    some = data.select(rows=rows)
+    return _marked(data, some.rows, *some.table(columns=["text", "start", "stop"])).to_list()
+
+
+def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Series, stop: pl.Series) -> pl.Series:
+    """Return the column `marked` of some rows: their sentences with the characters from start to stop in brackets."""
+    import polars as pl
+
+    parts = pl.col("text").str.slice(0, "start"), pl.col("text").str.slice("start", pl.col("stop") - pl.col("start"))
+    bracketed = pl.concat_str(parts[0], pl.lit("["), parts[1], pl.lit("]"), pl.col("text").str.slice("stop"))
+    marked = pl.DataFrame([text, start, stop]).select(marked=bracketed).to_series()
+    odd = np.flatnonzero(start.to_numpy() == stop.to_numpy())  # special tokens, which are not in the text
+    if not len(odd):
+        return marked
+    lines = store.index.concordance(rows[odd])
+    return marked.scatter(odd, [f"{before}[{word}]{after}" for before, word, after in lines])
 
 
 def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, Any]) -> pl.DataFrame:
@@ -257,7 +273,7 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
             hint = f"; similar words are {', '.join(near)}" if near else ": words are spelled as in the file"
             raise InvalidValueError(f"there is no vector of {name!r}{hint}")
         queries = Queries(names, table.vectors[rows], rows)
-        exclude = [Exclusion(np.arange(len(table)), rows)]
+        exclude = [Exclusion(None, rows)]
     if k > len(table) - len(exclude):
         raise InvalidValueError(
             f"k {k} is more than the {len(table) - len(exclude):,} words that can be found: give less"

@@ -29,6 +29,7 @@ from embstore.analysis.neighbors.sketch_codes import (
     Layout,
     Rotation,
     Sketch,
+    release,
     write_sketch,
 )
 from embstore.analysis.neighbors.space import Metric, Rows, Space, StoreVectors
@@ -331,6 +332,7 @@ def list_indexes(data: Store) -> list[IndexState]:
 def remove_index(data: Store, name: str) -> None:
     """Remove an index of a store. Raises SearchIndexNotFoundError, StorageError."""
     folder = _existing(data, name)
+    release()
     with storing(folder):
         remove(folder)
         if not os.listdir(folder.parent):
@@ -345,8 +347,13 @@ def find_sketch(data: Store, layer: int) -> LayerSketch | None:
     if not isinstance(data.path, Path):
         with suppress(SearchIndexError, StorageError):
             return _stored_sketch(data, name)
-    elif any((state.name, state.state) == (name, "ready") for state in list_indexes(data)):
-        return open_index(data, name=name, check=False)  # type: ignore[return-value]
+    elif data.source.is_stored and (folder := folder_of(data) / name).is_dir():
+        try:
+            info = _require_fresh(data, _read_info(folder, folder / METADATA))
+            _check_files(folder, info, checksums=False)
+        except SearchIndexError:  # which `list_indexes` describes
+            return None
+        return _sketch_of(data, info, folder)
     return None
 
 
@@ -421,8 +428,9 @@ class LayerIndex:
             while len(pending) and n_fetched <= most and k < len(allowed):
                 part = search.part(pending)
                 found = self._candidates(part.queries, n_fetched, effort, mask)
-                for of_rows, own in zip(part.row_groups, part.query_groups[:, :, None], strict=True):
-                    found = np.where((of_rows[found] == own) & (own >= 0), -1, found)
+                for group in part.exclude:
+                    own = group.of_queries[:, None]
+                    found = np.where((group.of(found) == own) & (own >= 0), -1, found)
                 hits = part.hits(found)
                 enough = hits.rows[:, -1] >= 0
                 out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]

@@ -248,8 +248,10 @@ class Codes:
     @classmethod
     def mapped(cls, path: Path, layout: Layout) -> Codes:
         """The file of a sketch on a disk."""
-        codes, state = cls(layout, str(path), np.memmap(regular_file(path), np.uint8, "r")), path.stat()
-        codes._sound, codes._asked = _known(str(path), state.st_ino, state.st_mtime_ns, layout)
+        state = path.stat()
+        content, *known = _known(path, state.st_ino, state.st_mtime_ns, state.st_size, layout)
+        codes = cls(layout, str(path), content)
+        codes._sound, codes._asked = known
         if len(codes._content) != layout.nbytes:
             raise codes.damaged()
         return codes
@@ -321,11 +323,18 @@ class Codes:
         return SearchIndexError(f"the sketch {self.where} is damaged: build it again with embstore index --kind sketch")
 
 
-@lru_cache(64)
-def _known(path: str, inode: int, modified: int, layout: Layout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which parts of this file the process has checked, and requested."""
+@lru_cache(8)
+def _known(
+    path: Path, inode: int, modified: int, nbytes: int, layout: Layout
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
+    """A mapped file, and which parts of it the process has checked, and requested."""
     shape = len(layout.row_nbytes), layout.n_checks
-    return np.zeros(shape, bool), np.zeros(shape, bool)
+    return np.memmap(regular_file(path), np.uint8, "r"), np.zeros(shape, bool), np.zeros(shape, bool)
+
+
+def release() -> None:
+    """Hold no file of a sketch open any more; those in use stay valid."""
+    _known.cache_clear()
 
 
 @dataclass(frozen=True)
