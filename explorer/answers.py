@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from embstore.errors import EmbstoreError, ModelError
+from embstore.errors import EmbstoreError, ModelError, StoreDamagedError
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 
@@ -52,8 +52,9 @@ def explained(error: BaseException) -> str:
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """Return what a client is told of an error; one that the place of the model would mend says so."""
-    return {"error": explained(error)} | ({"needs": "model"} if isinstance(error, ModelError) else {})
+    """Return what a client is told of an error, and what would mend it: the place of the model, or another opening."""
+    needs = "model" if isinstance(error, ModelError) else "reopen" if isinstance(error, StoreDamagedError) else None
+    return {"error": explained(error)} | ({"needs": needs} if needs else {})
 
 
 def _finite(value: Any) -> Any:

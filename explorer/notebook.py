@@ -62,7 +62,7 @@ def _widget_class() -> Any:
         rows = traitlets.List(traitlets.Int(), allow_none=True, default_value=None).tag(sync=True)
         height = traitlets.Int().tag(sync=True)
 
-        def __init__(self, stores: Sequence[Explored], **options: Any) -> None:
+        def __init__(self, stores: list[Explored], **options: Any) -> None:
             super().__init__(**options)
             self._stores = stores
             self.on_msg(self._reply)

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.resources import files
@@ -44,7 +44,7 @@ Make = Callable[[Any], tuple[bytes, str]]  # of an answer: the body and its medi
 class Queries:
     """Answers queries in a few threads, so that a slow one does not hold up the others."""
 
-    def __init__(self, stores: Sequence[Explored], *, threads: int = THREADS) -> None:
+    def __init__(self, stores: list[Explored], *, threads: int = THREADS) -> None:
         self._stores = stores
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="query")
 
@@ -66,7 +66,7 @@ class Queries:
             left.set()
 
 
-def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREADS) -> Starlette:
+def make_app(stores: list[Explored], access: Access, *, threads: int = THREADS) -> Starlette:
     """Return the application that shows some stores to those who have access."""
     queries = Queries(stores, threads=threads)
     page = _page()

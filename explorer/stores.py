@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InputError, InvalidValueError, ModelError, quoted
 from embstore.store import Selection, Store, open_store
+from embstore.store.sinks import find_sinks
 
 if TYPE_CHECKING:
     from embstore.models import Encoder
@@ -58,6 +59,23 @@ class Explored:
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._locks: dict[Hashable, Lock] = {}
         self._lock = Lock()
+
+    def sinkless(self, chosen: Selection) -> Selection:
+        """Return a selection without attention sinks, beside which all else is one point; itself where none else is."""
+        if not self.once("sinks", lambda: find_sinks(self.store)):
+            return chosen
+        return self.store.select(rows=chosen.rows, layers=chosen.layers, sinks=False) or chosen
+
+    def again(self) -> Explored:
+        """Open what is now at the address of the store."""
+        return Explored(
+            open_store(self.address).site(self.store.source.layout.site),
+            address=self.address,
+            name=self.name,
+            model=self._model,
+            probes=self._probes,
+            takes_model=self.takes_model,
+        )
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returned the first time; others who ask for it meanwhile wait. The last ones are kept."""

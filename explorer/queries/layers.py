@@ -9,6 +9,7 @@ import numpy as np
 
 import embstore as es
 from embstore.errors import InvalidValueError, quoted
+from embstore.store import Selection
 from embstore_explorer.parameters import Number
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.stores import Explored, SavedFile
@@ -20,22 +21,27 @@ COLUMNS = ("task", "layer", "split", "metric", "item", "value", "low", "high", "
 
 
 def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
-    """Return the measures of Ethayarajh 2019 by layer, with intervals over words or sentences."""
+    """Return the measures of Ethayarajh 2019 by layer, with intervals over words or sentences, without sinks."""
     one = asked.store(store)
-    found = one.saved("geometry", lambda: _geometry(asked, one))
-    call = f"es.geometry(store, metrics={found['metrics']!r}, min_contexts={found['min_contexts']})"
-    return {"rows": found["rows"], "python": one.python(f"es.analysis.summarize_geometry({call})")}
+    data = one.sinkless(one.store.select())
+    whole = len(data) == one.store.n_rows
+    found = one.saved("geometry" if whole else "geometry-sinkless", lambda: _geometry(asked, one, data))
+    given = "store" if whole else "store.select(sinks=False)"
+    call = f"es.geometry({given}, metrics={found['metrics']!r}, min_contexts={found['min_contexts']})"
+    n_sinks = one.store.n_rows - len(data)
+    note = f"{n_sinks:,} attention sinks are left out." if n_sinks else None
+    return {"rows": found["rows"], "note": note, "python": one.python(f"es.analysis.summarize_geometry({call})")}
 
 
-def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
+def _geometry(asked: Asked, one: Explored, data: Selection) -> dict[str, Any]:
     least = 5 if len(es.analysis.eligible_types(one.store)) else 1
     metrics: list[str] = [*PAPER_METRICS, *LAYER_METRICS]
     with es.config(progress=asked.report):
         try:
-            frame = es.geometry(one.store, metrics=metrics, min_contexts=least)
+            frame = es.geometry(data, metrics=metrics, min_contexts=least)
         except InvalidValueError:  # no word occurs twice, or no sentence has two words
             metrics = ["anisotropy", *LAYER_METRICS]
-            frame = es.geometry(one.store, metrics=metrics)
+            frame = es.geometry(data, metrics=metrics)
     rows = es.analysis.summarize_geometry(frame).select("layer", "metric", "value", "low", "high")
     return {"rows": rows.to_dicts(), "metrics": metrics, "min_contexts": least}
 
@@ -43,31 +49,35 @@ def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
 def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict[str, Any]:
     """Return the linear CKA of all pairs of layers of a store, or of two stores of the same occurrences.
 
-    Of 10,000 rows, spread evenly, where there are more. `values[i][j]` is that of layers `a[i]` and `b[j]`.
+    Of 10,000 rows, spread evenly, where there are more; without attention sinks of the first one. `values[i][j]` is
+    that of layers `a[i]` and `b[j]`.
     """
     one, two = asked.store(store), asked.store(store if other is None else other)
-    name = "cka" if one is two else f"cka-{two.store.digest[:16]}"
-    found = one.saved(name, lambda: _cka(asked, one, two))
-    rows = "" if found["step"] == 1 else f"rows=slice(None, None, {found['step']})"
-    lines = [f"other = es.open({two.address!r})"] if one is not two else []
-    pair = ["store" if not rows else f"store.select({rows})"]
-    pair += [] if one is two else ["other" if not rows else f"other.select({rows})"]
+    step = -(-one.store.n_rows // SAMPLE)
+    chosen = one.store.select(rows=slice(None, None, step))
+    data = one.sinkless(chosen)
+    name = ("cka" if one is two else f"cka-{two.store.digest[:16]}") + ("" if len(data) == len(chosen) else "-sinkless")
+    whole = len(data) == len(chosen) or two.store.n_rows != one.store.n_rows  # of others linear_cka says so
+    other_data = None if one is two else two.store.select(rows=slice(None, None, step) if whole else data.rows)
+    found = one.saved(name, lambda: _cka(asked, data, other_data))
+    given = [f"rows=slice(None, None, {step})"] if step > 1 else []
+    given += ["sinks=False"] if len(data) < len(chosen) else []
+    pair = f"store.select({', '.join(given)})" if given else "store"
+    lines = [f"other = es.open({two.address!r})", f"chosen = {pair}"] if one is not two else []
+    pair = pair if one is two else "chosen, other.select(rows=chosen.rows)"
     return {
         "a": list(one.store.layers),
         "b": list(two.store.layers),
         "values": found["values"],
-        "python": one.python(*lines, f"es.analysis.linear_cka({', '.join(pair)})"),
+        "python": one.python(*lines, f"es.analysis.linear_cka({pair})"),
     }
 
 
-def _cka(asked: Asked, one: Explored, two: Explored) -> dict[str, Any]:
-    step = -(-one.store.n_rows // SAMPLE)
-    every = slice(None, None, step)
-    second = None if one is two else two.store.select(rows=every)
+def _cka(asked: Asked, data: Selection, other: Selection | None) -> dict[str, Any]:
     with es.config(progress=asked.report):
-        frame = es.analysis.linear_cka(one.store.select(rows=every), second)
-    values = np.reshape(frame["value"].to_numpy(), (len(one.store.layers), len(two.store.layers)))
-    return {"values": values.tolist(), "step": step}
+        frame = es.analysis.linear_cka(data, other)
+    shape = (len(data.layers), len((other or data).layers))
+    return {"values": np.reshape(frame["value"].to_numpy(), shape).tolist()}
 
 
 def probes(asked: Asked, *, store: Number = 0) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def map(
     """Map a sample of occurrences: arrays `row` [n], the same at every layer, `x`, `y` and `color` [n], -1 for none.
 
     `color`: word, cluster, a label column or a field. `parts`: points leaves out `row`, for a layer whose rows
-    are known.
+    are known. Attention sinks are left out, since all others would be one point.
     """
     one = asked.store(store)
     number = layer_of(one.store, layer)
@@ -79,13 +79,15 @@ def map(
     chosen = Selection(one.store, rows=slice(found.start, found.stop) if isinstance(found, range) else found)
     if not one.store.finished:
         chosen = chosen.written()
+    kept = one.sinkless(chosen)
+    n_sinks, chosen = len(chosen) - len(kept), kept
     size = min(sample, MAX_UMAP) if method == "umap" else sample
     made = _projection(asked, one, chosen, number, method, size, seed)
     regions = find_regions(made.points)
     names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
     codes, colors, scale = _colors(one, made, color, word, regions, names)
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
-    given = selecting(word, where=where, rows=rows)
+    given = selecting(word, where=where, rows=rows, sinks=not n_sinks)
     call = f"layers={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
     data = {
         "layer": number,
@@ -98,7 +100,7 @@ def map(
         "colors": colors,
         "scale": scale,
         "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],
-        "note": _note(made, sample),
+        "note": _note(made, sample, n_sinks),
         "python": one.python(f"es.analysis.project({given}, {call})"),
     }
     arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1], "color": codes}
@@ -107,13 +109,15 @@ def map(
     return Arrays(arrays, data)
 
 
-def _note(made: Projection, sample: int) -> str | None:
+def _note(made: Projection, sample: int, n_sinks: int) -> str | None:
+    said = [f"{n_sinks:,} attention sinks are left out."] if n_sinks else []
     if made.method == "umap":
-        limit = f" UMAP maps {MAX_UMAP:,} points at most." if sample > MAX_UMAP < made.n_selected else ""
-        return UMAP_NOTE + limit
-    if made.axes_rows < len(made.rows):
-        return f"The axes are learned from {made.axes_rows:,} of these rows."
-    return None
+        said.append(UMAP_NOTE)
+        if sample > MAX_UMAP < made.n_selected:
+            said.append(f"UMAP maps {MAX_UMAP:,} points at most.")
+    elif made.axes_rows < len(made.rows):
+        said.append(f"The axes are learned from {made.axes_rows:,} of these rows.")
+    return " ".join(said) or None
 
 
 def _projection(

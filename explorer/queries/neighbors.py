@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event, Lock
@@ -15,7 +16,7 @@ import embstore as es
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore_explorer.parameters import Bounds, Layers, Number, Row, Text, Where, Word
 from embstore_explorer.queries.registry import Asked, CancelledQueryError, NotFoundError
-from embstore_explorer.queries.words import described, found_rows
+from embstore_explorer.queries.words import described, found_rows, vocabulary
 from embstore_explorer.stores import Explored
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LAYERS = 16
 AT_ONCE = 64  # vectors of one search
+MANY, MOST = 8, 20_000  # times as many occurrences are searched for words that are shown once; at most so many
 
 
 @dataclass
@@ -62,6 +64,23 @@ class _Searches:
                 raise each.error
         return [each.hits for each in own if each.hits is not None]
 
+    def find_words(
+        self,
+        asked: Asked,
+        vectors: Mapping[int, NDArray[np.floating]],
+        where: str | None,
+        data: es.store.Selection,
+        k: int,
+    ) -> tuple[list[pl.DataFrame], int]:
+        """Return the nearest occurrence of the k nearest words at each layer, and of how many they are taken."""
+        many = MANY * k
+        while True:
+            own = [_Waiting(asked, layer, vector, many) for layer, vector in vectors.items()]
+            found = [_each_once(hits) for hits in self.find(own, where, data)]
+            if many >= min(len(data), MOST) or min(map(len, found)) >= k:
+                return [hits.head(k) for hits in found], min(many, len(data))
+            many *= MANY
+
     def _next(self, where: str | None, layer: int, data: es.store.Selection) -> None:
         """Search the vectors that wait for a layer, if others have not been faster."""
         with self.lock:
@@ -96,6 +115,12 @@ class _Searches:
             each.done.set()
 
 
+def _each_once(hits: pl.DataFrame) -> pl.DataFrame:
+    """Return the first occurrence of each word, whatever its case."""
+    lower = hits["word"].cast(str).str.to_lowercase()
+    return hits.filter(lower.is_first_distinct())
+
+
 @dataclass(frozen=True)
 class _Query:
     """What neighbours are searched of: `vectors` float64 [layer, feature]. `shown`: its word in its context."""
@@ -115,11 +140,13 @@ def neighbors(
     layers: Layers | None = None,
     k: Annotated[int, Bounds(1, 200)] = 10,
     where: Where | None = None,
+    others: bool = False,
 ) -> dict[str, Any]:
     """Return the k nearest occurrences at some layers of an occurrence, of the mean of a word, or of a new sentence.
 
     `text` has its word in [brackets]. `layers`: such as 0,6,12; the first, middle and last one by default. `where`:
-    neighbours are only among these occurrences. By cosine, as `embstore.neighbors`.
+    neighbours are only among these occurrences. `others`: only other words than that of the query, each once, by its
+    nearest occurrence, whatever the case. By cosine, as `embstore.neighbors`.
     """
     one = asked.store(store)
     stored = one.store.layers
@@ -128,25 +155,50 @@ def neighbors(
     if len(chosen) > MAX_LAYERS:
         raise InvalidValueError(f"{len(chosen)} layers are too many: give {MAX_LAYERS} at most")
     query = _query(one, row, word, text, chosen)
+    if others:
+        where = _unlike(one, query.shown["word"], where)
     candidates = _candidates(one, where)
     searches: _Searches = one.once("searches", lambda: _Searches(one))
     bad = [layer for layer, vector in zip(chosen, query.vectors, strict=True) if not np.isfinite(vector).all()]
     if bad:
         raise NonFiniteError(f"layer {bad[0]} of the query holds a value that is not finite: run embstore verify")
-    # One more than k, since an occurrence finds itself
-    own = [_Waiting(asked, layer, vector, k + 1) for layer, vector in zip(chosen, query.vectors, strict=True)]
-    found = []
-    for layer, hits in zip(chosen, searches.find(own, where, candidates), strict=True):
-        others = hits.filter(hits["occurrence"] != (-1 if row is None else row)).head(k)
-        pairs = zip(described(one.store, others["occurrence"]), others["score"].to_list(), strict=True)
-        found.append({"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]})
-    data = "store" if where is None else f"store.select(where={where!r})"
-    call = f"es.neighbors({data}, {query.python}, layers=layer, k={k})"
+    vectors = dict(zip(chosen, query.vectors, strict=True))
+    if others:
+        frames, count = searches.find_words(asked, vectors, where, candidates, k)
+    else:  # one more than k, since an occurrence finds itself
+        own = [_Waiting(asked, layer, vector, k + 1) for layer, vector in vectors.items()]
+        hits = searches.find(own, where, candidates)
+        frames, count = [each.filter(each["occurrence"] != (-1 if row is None else row)).head(k) for each in hits], None
     return {
         "query": query.shown,
-        "layers": found,
-        "python": one.python(f"for layer in {list(chosen)}:", f"    print({call})"),
+        "layers": [_described(one, layer, frame) for layer, frame in zip(chosen, frames, strict=True)],
+        "python": one.python(*_python(query, chosen, where, k, count)),
     }
+
+
+def _described(one: Explored, layer: int, hits: pl.DataFrame) -> dict[str, Any]:
+    pairs = zip(described(one.store, hits["occurrence"]), hits["score"].to_list(), strict=True)
+    return {"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]}
+
+
+def _python(query: _Query, layers: tuple[int, ...], where: str | None, k: int, count: int | None) -> list[str]:
+    """Return the lines that find the same; `count`: the occurrences of which the first of each word are taken."""
+    data = "store" if where is None else f"store.select(where={where!r})"
+    loop = f"for layer in {list(layers)}:"
+    found = f"es.neighbors({data}, {query.python}, layers=layer, k={count or k})"
+    if count is None:
+        return [loop, f"    print({found})"]
+    once = f"found.filter(found['word'].cast(str).str.to_lowercase().is_first_distinct()).head({k})"
+    return [loop, f"    found = {found}", f"    print({once})"]
+
+
+def _unlike(one: Explored, word: str, where: str | None) -> str | None:
+    """Return the condition that also leaves out all forms of a word, whatever the case."""
+    known, folded = vocabulary(one), word.casefold()
+    types = known.types[bisect_left(known.folded, folded) : bisect_right(known.folded, folded)].tolist()
+    forms = [one.store.index.words[number].replace("'", "''") for number in types]
+    own = [] if where is None else [f"({where})"]
+    return " AND ".join([*own, *(f"word <> '{form}'" for form in forms)]) or None
 
 
 def _query(one: Explored, row: int | None, word: str | None, text: str | None, layers: tuple[int, ...]) -> _Query:

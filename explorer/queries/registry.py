@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,8 +16,10 @@ from embstore_explorer.stores import Explored
 QUERIES = {  # name -> module, imported when the query is first asked
     "stores": "stores",
     "model": "stores",
+    "reopen": "stores",
     "complete": "words",
     "occurrences": "words",
+    "summary": "words",
     "word": "words",
     "senses": "senses",
     "neighbors": "neighbors",
@@ -26,12 +28,13 @@ QUERIES = {  # name -> module, imported when the query is first asked
     "probes": "layers",
     "map": "map",
     "sentence": "sentence",
+    "search": "sentence",
     "similarity": "sentence",
     "parse": "sentence",
     "traces": "sentence",
     "attention": "sentence",
 }
-CHANGES = {"model"}  # queries that change what others answer
+CHANGES = {"model", "reopen"}  # queries that change what others answer
 Report = Callable[[int, int | None], object]
 
 
@@ -47,7 +50,7 @@ class CancelledQueryError(Exception):
 class Asked:
     """What a query is given besides its parameters: the stores, and whom to tell how far it is."""
 
-    stores: Sequence[Explored]
+    stores: list[Explored]
     progress: Report
     cancelled: Callable[[], bool]
 
@@ -65,7 +68,7 @@ class Asked:
 
 
 def answer(
-    stores: Sequence[Explored],
+    stores: list[Explored],
     name: str,
     params: Mapping[str, object],
     *,

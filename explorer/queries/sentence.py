@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from array import array
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -14,14 +16,14 @@ from embstore.errors import InvalidValueError, MissingRowsError, ModelError, quo
 from embstore.probes import EdgeProbe, StructuralProbe, load
 from embstore.store import Store
 from embstore_explorer.answers import Arrays
-from embstore_explorer.parameters import Bounds, Layer, Number, Row
+from embstore_explorer.parameters import Bounds, Layer, Limit, Number, Row, Text
 from embstore_explorer.queries.registry import Asked
-from embstore_explorer.queries.words import columns
 from embstore_explorer.stores import NUMBER, Explored, layer_of, unit_rows
 
 if TYPE_CHECKING:
     import polars as pl
 
+BLOCK = 4096  # sentences whose text is searched at a time
 MAX_WORDS = 1000  # or subwords, of a sentence that is compared with itself
 Position = Annotated[int, Bounds(0, 100_000)]
 Name = Annotated[str, Bounds(1, 500)]
@@ -30,6 +32,7 @@ Name = Annotated[str, Bounds(1, 500)]
 def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, row: Row | None = None) -> dict[str, Any]:
     """Return a sentence, or that of an occurrence: its text as `forms`, with their rows and labels, and `gaps` around.
 
+    `fields`: those of its document.
     An occurrence without characters of its own has no form: a special token, white space, a part of a character.
     """
     one = asked.store(store)
@@ -51,15 +54,49 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "gaps": [*gaps, text[end:]],
         "forms": [text[occurrence["start"] : occurrence["stop"]] for occurrence in shown],
         "rows": [occurrence["occurrence"] for occurrence in shown],
-        "labels": {
-            column["name"]: [occurrence[column["name"]] for occurrence in shown] for column in columns(one.store)
-        },
+        "labels": {name: [occurrence[name] for occurrence in shown] for name in one.store.index.own_labels},
+        "fields": fields_of(one.store, number),
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,
         "missing_model": one.missing_model,
         "python": one.python(f"store.select(where='sentence = {number}').table()"),
     }
+
+
+def fields_of(store: Store, number: int) -> dict[str, str]:
+    """Return the values of the fields of the document of a sentence, as texts, without those that it has not."""
+    document = int(store.index.document_of(np.array([number]))[0])
+    codes = {name: int(field.codes[document]) for name, field in store.index.fields.items()}
+    return {name: store.index.fields[name].names[code] for name, code in codes.items() if code >= 0}
+
+
+def search(asked: Asked, *, store: Number = 0, text: Text, offset: Row = 0, limit: Limit = 20) -> dict[str, Any]:
+    """Return the sentences that hold a text, whatever the case and the white space; `match` is between two pieces."""
+    one = asked.store(store)
+    wanted = " ".join(text.split()).casefold()
+    if not wanted:
+        raise InvalidValueError("the text to search is empty: give a word or more")
+    numbers = one.once(("search", wanted), lambda: _holding(asked, one.store, wanted))
+    rows = []
+    for number in numbers[offset : offset + limit].tolist():
+        line = " ".join(one.store.index.text[number].split())
+        found = re.search(re.escape(wanted), line, re.IGNORECASE)
+        start, stop = found.span() if found else (0, 0)
+        rows.append({"sentence": number, "left": line[:start], "match": line[start:stop], "right": line[stop:]})
+    condition = f"{wanted!r} in ' '.join(text.split()).casefold()"
+    call = f"[number for number, text in enumerate(store.index.text) if {condition}]"
+    return {"total": len(numbers), "rows": rows, "python": one.python(call)}
+
+
+def _holding(asked: Asked, store: Store, wanted: str) -> NDArray[np.int64]:
+    texts, found = store.index.text, array("q")
+    for first in range(0, len(texts), BLOCK):
+        asked.report(first, len(texts))
+        for number, text in enumerate(texts.slice(first, first + BLOCK), first):
+            if wanted in " ".join(text.split()).casefold():
+                found.append(number)
+    return np.frombuffer(found, np.int64) if found else np.empty(0, np.int64)
 
 
 def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer = "-1") -> Arrays:

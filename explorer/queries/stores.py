@@ -25,6 +25,7 @@ def stores(asked: Asked) -> list[dict[str, Any]]:
             "sentences": len(one.store.index.text),
             "finished": one.store.finished,
             "can_encode": one.can_encode,
+            "missing_model": one.missing_model,
             "takes_model": one.takes_model,
             "labels": [
                 {"name": name, "values": labels.names.slice(0, min(len(labels.names), MAX_VALUES))}
@@ -42,3 +43,9 @@ def model(asked: Asked, *, store: Number = 0, place: Annotated[str, Bounds(1, 40
     one = asked.store(store)
     one.use_model(place)
     return {"store": one.name, "can_encode": one.can_encode}
+
+
+def reopen(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
+    """Open what is now at the place of a store that was replaced; queries under way still read the one before."""
+    one = asked.stores[store] = asked.store(store).again()
+    return {"store": one.name, "rows": one.store.n_rows}

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import embstore as es
+from embstore.analysis import contexts, marker_words, marking
 from embstore.errors import InvalidValueError, quoted
-from embstore.store import Selection, Store
+from embstore.store import Labels, Selection, Store
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
 from embstore_explorer.stores import Explored
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 CONTEXT = 1000  # characters left and right of a word
 MAX_EXPORTED = 1_000_000  # rows of a file
 MAX_SORTED = 5_000_000  # occurrences that are sorted by the text around them
+MARKERS, VALUES = 24, 6  # words, and values of a label, that tell what some rows are
+CONTENT = ("NOUN", "PROPN", "VERB", "ADJ")  # of the labels upos
+_ENGLISH = """a an the this that these those i me my mine we us our ours you your yours he him his she her hers it its
+    they them their theirs who whom whose which what where when why how and or but nor if then than as because while
+    though although so not no of at by for with about against between into through during before after above below to
+    from up down in out on off over under again upon am is are was were be been being have has had having do does did
+    doing will would shall should can could may might must s t d ll m re ve don n't 's 'm 're 've 'd 'll there here all
+    any both each few more most other some such only own same too very just now also ever never yet much many one two
+    every myself himself herself itself themselves"""
+FUNCTION_WORDS = frozenset(_ENGLISH.split())
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,16 @@ class _Vocabulary:
         types = sorted(range(len(folded)), key=folded.__getitem__)
         return cls([folded[each] for each in types], np.array(types, np.int64), np.diff(store.index.by_type[0]))
 
+    def content(self, store: Store) -> NDArray[np.bool_]:
+        """Whether each type is a content word: it has a letter, is in no list, and most labels upos say so."""
+        words = [word.casefold().replace("’", "'") for word in store.index.words]
+        apt = np.array([any(map(str.isalpha, word)) and word not in FUNCTION_WORDS for word in words], bool)
+        labels = store.index.own_labels.get("upos")
+        if labels is not None:
+            named = np.array([*(name in CONTENT for name in labels.names), False])  # -1, the last one, is no label
+            apt &= 2 * np.bincount(store.index.type, named[labels.codes], len(apt)) > self.counts
+        return apt
+
     @property
     def ranks(self) -> NDArray[np.int64]:
         """The position of each type in the alphabet."""
@@ -55,16 +76,28 @@ def vocabulary(one: Explored) -> _Vocabulary:
     return found
 
 
+def is_content(one: Explored) -> NDArray[np.bool_]:
+    """Return whether each type of a store is a content word, found once."""
+    found: NDArray[np.bool_] = one.once("content", lambda: vocabulary(one).content(one.store))
+    return found
+
+
 def complete(
-    asked: Asked, *, store: Number = 0, prefix: Annotated[str, Bounds(0, 2000)] = "", limit: Limit = 20
+    asked: Asked,
+    *,
+    store: Number = 0,
+    prefix: Annotated[str, Bounds(0, 2000)] = "",
+    limit: Limit = 20,
+    content: bool = False,
 ) -> dict[str, Any]:
-    """Return the most frequent words that begin with a prefix, whatever the case."""
+    """Return the most frequent words that begin with a prefix, whatever the case; `content`: content words first."""
     one = asked.store(store)
     known, start = vocabulary(one), prefix.casefold()
     first = bisect_left(known.folded, start)
     last = bisect_left(known.folded, start + chr(0x10FFFF)) if start else len(known.folded)
     types = known.types[first:last]
-    best = types[np.lexsort((types, -known.counts[types]))[:limit]]
+    later = ~is_content(one)[types] if content else np.zeros(len(types))
+    best = types[np.lexsort((types, -known.counts[types], later))[:limit]]
     words = [{"word": one.store.index.words[number], "count": int(known.counts[number])} for number in best.tolist()]
     return {"words": words}
 
@@ -83,18 +116,35 @@ def occurrences(
 ) -> dict[str, Any]:
     """Return a page of a concordance: the occurrences of a word, under a condition, or of given rows.
 
+    `columns`: the labels and fields that differ between them; `same`: the value that all have of each of the others.
     `sort`: row, word, sentence, position, left or right (the text on that side), a label column or a field; equal ones
     by row, those without a value last.
     """
     one = asked.store(store)
     chosen = _in_order(asked, one, word=word, where=where, rows=rows, sort=sort, descending=descending)
     page = np.asarray(chosen[offset : offset + limit], np.int64)
+    same = one.once(("same", word, where, rows), lambda: _same(one.store, np.asarray(chosen, np.int64)))
     return {
         "total": len(chosen),
-        "columns": columns(one.store),
+        "columns": [each for each in columns(one.store) if each["name"] not in same],
+        "same": same,
         "rows": described(one.store, page),
         "python": one.python(f"{selecting(word, where=where, rows=rows)}.table()"),
     }
+
+
+def _same(store: Store, rows: NDArray[np.int64]) -> dict[str, str | None]:
+    """Return the labels and fields that have one value in all of these rows, two or more, with that value."""
+    same: dict[str, str | None] = {}
+    for name, labels in store.index.labels.items() if len(rows) > 1 else ():
+        codes = labels.codes[rows]
+        if (codes == codes[0]).all():
+            same[name] = _name(labels, int(codes[0]))
+    return same
+
+
+def _name(labels: Labels, code: int) -> str | None:
+    return labels.names[code] if code >= 0 else None
 
 
 def whole_occurrences(asked: Asked, *, store: int = 0, offset: int = 0, limit: int = 0, **given: Any) -> pl.DataFrame:
@@ -150,6 +200,50 @@ def found_rows(
     return found
 
 
+def summary(asked: Asked, *, store: Number = 0, rows: Rows) -> dict[str, Any]:
+    """Return what sets some occurrences apart: `words`, which mark them, and the commonest values of each label.
+
+    Words that they are significantly more often than the other occurrences of the store, see `markers.marking`; of
+    occurrences of one word those within five words of them, next to its other occurrences. With their counts. Where no
+    word marks them, `marking` is false, and the words are their commonest content words.
+    """
+    one, chosen = asked.store(store), np.unique(np.array(rows, np.int64))
+    index = one.store.select(rows=chosen).store.index  # refuses a row that is not there
+    types, counts = np.unique(index.type[chosen], return_counts=True)
+    if len(types) == 1:
+        found = _around(one.store, chosen, int(types[0]))
+    else:
+        rest = np.diff(index.by_type[0])[types] - counts
+        others = len(index.type) - len(chosen) - int(rest.sum())  # occurrences of words that are not chosen
+        best = marking([[*counts, 0], [*rest, others]], count=MARKERS)[0]
+        found = [(index.words[int(types[each])], int(counts[each])) for each in best]
+    if not (marks := bool(found)):
+        common = np.lexsort((-counts, ~is_content(one)[types]))[:MARKERS]
+        found = [(index.words[int(types[each])], int(counts[each])) for each in common]
+    return {
+        "count": len(chosen),
+        "marking": marks,
+        "words": [{"word": word, "count": count} for word, count in found],
+        "labels": [{"name": name, **_commonest(labels, chosen)} for name, labels in index.labels.items()],
+    }
+
+
+def _around(store: Store, rows: NDArray[np.int64], number: int) -> list[tuple[str, int]]:
+    """Return the words that mark the contexts of some occurrences of a type, with the number of these contexts."""
+    every = store.index.rows_of(number)
+    others, around = np.isin(every, rows, invert=True).astype(int).tolist(), list(contexts(store, every))
+    own = [set(context) for context, other in zip(around, others, strict=True) if not other]
+    best = marker_words(around, others, 2, count=MARKERS)[0]
+    return [(word, sum(word in context for context in own)) for word in best]
+
+
+def _commonest(labels: Labels, rows: NDArray[np.int64]) -> dict[str, Any]:
+    codes, sizes = np.unique(labels.codes[rows], return_counts=True)
+    order = np.argsort(-sizes, kind="stable")[:VALUES]
+    pairs = zip(codes[order].tolist(), sizes[order].tolist(), strict=True)
+    return {"n_values": len(codes), "values": [{"value": _name(labels, code), "count": count} for code, count in pairs]}
+
+
 def columns(store: Store) -> list[dict[str, str]]:
     """Return the label columns and fields of a store, with the kind of their values."""
     named = dict.fromkeys(store.index.own_labels, "label") | {
@@ -177,12 +271,15 @@ def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
     ]
 
 
-def selecting(word: str | None = None, *, where: str | None = None, rows: Sequence[int] | None = None) -> str:
+def selecting(
+    word: str | None = None, *, where: str | None = None, rows: Sequence[int] | None = None, sinks: bool = True
+) -> str:
     """Return the Python that selects the same occurrences; of many rows the first ones."""
     given = {
         "words": word,
         "where": where,
         "rows": None if rows is None else [*rows[:20], *([...] if rows[20:] else [])],
+        "sinks": None if sinks else False,
     }
     shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     return f"store.select({shown})".replace("Ellipsis", "...")
@@ -276,6 +373,7 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
     rows = np.asarray(found_rows(one, word, None))
     own = one.once(("selfsim", word), lambda: _self_similarity(asked, word, one.store.select(words=word)))
     whole = corpus_means(asked, one)
+    every = "store" if len(one.sinkless(one.store.select())) == one.store.n_rows else "store.select(sinks=False)"
     return {
         "word": word,
         "count": len(rows),
@@ -285,7 +383,7 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
         "anisotropy": whole["anisotropy"],
         "python": one.python(
             f"es.geometry({selecting(word)}, metrics='selfsim', min_contexts=1)",
-            f"es.geometry(store, metrics=['selfsim', 'anisotropy'], min_contexts={whole['min_contexts']})",
+            f"es.geometry({every}, metrics=['selfsim', 'anisotropy'], min_contexts={whole['min_contexts']})",
         ),
     }
 
@@ -303,23 +401,25 @@ def _self_similarity(asked: Asked, word: str, chosen: Selection) -> list[float |
 def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:
     """Return the mean self-similarity of words and the anisotropy by layer, computed once for a store.
 
-    Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none. The self-similarity is
-    None where no word occurs twice.
+    Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none; no attention sinks.
+    The self-similarity is None where no word occurs twice.
     """
-    found: dict[str, Any] = one.saved("corpus", lambda: _corpus_means(asked, one.store))
+    data = one.sinkless(one.store.select())
+    name = "corpus" if len(data) == one.store.n_rows else "corpus-sinkless"
+    found: dict[str, Any] = one.saved(name, lambda: _corpus_means(asked, data))
     return found
 
 
-def _corpus_means(asked: Asked, store: Store) -> dict[str, Any]:
-    least = 5 if len(es.analysis.eligible_types(store)) else 1
+def _corpus_means(asked: Asked, data: Selection) -> dict[str, Any]:
+    least = 5 if len(es.analysis.eligible_types(data.store)) else 1
     metrics = ["selfsim", "anisotropy"]
     with es.config(progress=asked.report):
         try:
-            frame = es.geometry(store, metrics=metrics, min_contexts=least)
+            frame = es.geometry(data, metrics=metrics, min_contexts=least)
         except InvalidValueError:  # no word occurs twice
-            frame = es.geometry(store, metrics="anisotropy")
+            frame = es.geometry(data, metrics="anisotropy")
     frame = frame.sort("layer", maintain_order=True)
     means = frame.filter(frame["item"] == "")
     by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
-    by_metric["selfsim"] = by_metric["selfsim"] or [None] * len(store.layers)
+    by_metric["selfsim"] = by_metric["selfsim"] or [None] * len(data.layers)
     return {**by_metric, "min_contexts": least}

@@ -173,6 +173,17 @@ def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None
     np.testing.assert_array_equal(called(found.data["python"]).points[:, 0], found.arrays["x"])
 
 
+def test_attention_sinks_are_left_out_of_maps_and_measures(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 1, 9, 4))
+    vectors[:, :, 0] *= 500
+    store = es.store.write_arrays(tmp_path / "a.zarr", [list("abcdefghi")] * 20, vectors, model="none")
+    found = ask(Explored(store), layer=0)
+    assert {*range(180)} - {*found.arrays["row"].tolist()} == {*store.select(words="a").rows.tolist()}
+    assert found.data["note"] == "20 attention sinks are left out."
+    rows = answer([Explored(store)], "geometry", {})["rows"]
+    assert max(row["value"] for row in rows if row["metric"] == "top_component") < 0.5
+
+
 def test_only_written_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.warns(UnfinishedStoreWarning):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -16,7 +18,7 @@ import pytest
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.errors import InputError, InvalidValueError
+from embstore.errors import InputError, InvalidValueError, StoreDamagedError
 from embstore.store.storage.safetensors import parse
 from embstore_explorer import answer, explored
 from embstore_explorer import stores as explored_stores
@@ -76,13 +78,18 @@ def test_stores_of_one_name_are_named_by_their_paths(tmp_path: Path, one: list[E
     assert len(set(names)) == 2
 
 
-def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store: es.Store) -> None:
+def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store: es.Store, tmp_path: Path) -> None:
     counts = {word: len(store.select(words=word)) for word in store.index.words}
     ordered = sorted(counts, key=lambda word: -counts[word])
     assert [each["word"] for each in run(one, "complete")["words"]] == ordered
     assert run(one, "complete", prefix="É")["words"] == [{"word": "évident", "count": counts["évident"]}]
     assert run(one, "complete", prefix="x")["words"] == []
     assert len(run(one, "complete", limit=2)["words"]) == 2
+    plain = es.store.write_arrays(
+        tmp_path / "a.zarr", [["the", "Hall", ",", "The", ","]], [np.eye(5)[None]], model="none"
+    )
+    found = run(explored([plain]), "complete", content=True)["words"]
+    assert [each["word"] for each in found] == ["Hall", ",", "the", "The"]
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -117,11 +124,11 @@ def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es
     assert found["total"] == len(table) > 0
     for each, held in zip(found["rows"], table.to_dicts(), strict=False):
         assert each["left"] + each["word"] + each["right"] == held["text"]
-        assert (each["row"], each["sentence"], each["position"]) == (
-            held["occurrence"], held["sentence"], held["position"],
-        )  # fmt: skip
-        assert each["labels"] == {"upos": held["upos"]}
-    assert found["columns"] == [{"name": "upos", "kind": "label"}]
+        at = (each["row"], each["sentence"], each["position"], each["labels"]["upos"])
+        assert at == (held["occurrence"], held["sentence"], held["position"], held["upos"])
+    assert (found["columns"], found["same"]) == ([{"name": "upos", "kind": "label"}], {})
+    nouns = run(one, "occurrences", where="upos = 'NOUN'")
+    assert (nouns["columns"], nouns["same"]) == ([], {"upos": "NOUN"}), "what all have is told once"
     given = run(one, "occurrences", rows="7,3-5,4")
     assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
 
@@ -193,14 +200,55 @@ def test_neighbors_are_those_of_the_public_function(
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-12)
 
 
+def test_neighbors_that_are_other_words_are_each_the_nearest_of_its_word(one: list[Explored], store: es.Store) -> None:
+    """As a full sort of all occurrences says."""
+    vectors, names = store.vectors(layers=2)[0].astype(np.float64), store.select().table()["word"].to_list()
+    asked = vectors[store.select(words="bank").rows].mean(0)
+    scores = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
+    best = dict(reversed([(names[row], row) for row in np.argsort(-scores, kind="stable") if names[row] != "bank"]))
+    wanted = sorted(best.values(), key=lambda row: -scores[row])
+    for k in (3, 5, 9):
+        found = run(one, "neighbors", word="bank", layers="2", k=k, others=True)
+        assert [each["row"] for each in found["layers"][0]["neighbors"]] == wanted[:k], "there are five other words"
+    chosen = run(one, "neighbors", row=17, layers="2", others=True, where="upos = 'NOUN'")["layers"][0]["neighbors"]
+    assert len({each["form"] for each in chosen} - {names[17]}) == len(chosen)
+
+
+def test_a_selection_is_summed_up(one: list[Explored], store: es.Store) -> None:
+    rows = [*store.select(words="river").rows[:30], *store.select(words="suit").rows[:30].tolist(), 0]
+    found = run(one, "summary", rows=",".join(map(str, rows)))
+    assert (found["count"], found["marking"]) == (len({*rows}), True)
+    assert {each["word"] for each in found["words"]} == {"river", "suit"}
+    labels = store.select(rows=sorted({*map(int, rows)})).table()["upos"].to_list()
+    assert {(each["value"], each["count"]) for each in found["labels"][0]["values"]} == {*Counter(labels).items()}
+    whole = run(one, "summary", rows=f"0-{store.n_rows - 1}")
+    assert (whole["marking"], whole["words"][0]["word"]) == (False, run(one, "complete")["words"][0]["word"])
+
+
+def test_sentences_are_found_by_their_text(one: list[Explored], store: es.Store) -> None:
+    found = run(one, "search", text=" NEW  york the", limit=1000)
+    texts = list(store.index.text)
+    assert [row["sentence"] for row in found["rows"]] == [at for at, text in enumerate(texts) if "new york the" in text]
+    assert (found["total"], {row["match"] for row in found["rows"]}) == (len(found["rows"]), {"new york the"})
+
+
+def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
+    stores = explored([make_store(tmp_path / "s.zarr", sentences=20).store.path])
+    shutil.rmtree(tmp_path / "s.zarr")
+    made = make_store(tmp_path / "s.zarr", sentences=30, seed=1)
+    with pytest.raises(StoreDamagedError, match="open it again"):
+        run(stores, "neighbors", row=1)
+    assert run(stores, "reopen") == {"store": "s", "rows": made.store.n_rows}
+    assert run(stores, "neighbors", row=1)["query"]["word"] == made.table[1]["word"]
+
+
 def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr", ties=True).store
     twins = np.flatnonzero((made.vectors(np.arange(made.n_rows), layers=0) == made.vectors([0], layers=0)).all(1))
     row = int(twins[-1])
     (found,) = run(explored([made]), "neighbors", row=row, layers="0", k=5)["layers"]
-    assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, made.select(rows=[row]), layers=0, k=5)[
-        "occurrence"
-    ].to_list()
+    expected = es.neighbors(made, made.select(rows=[row]), layers=0, k=5)["occurrence"].to_list()
+    assert [each["row"] for each in found["neighbors"]] == expected
 
 
 def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
@@ -466,6 +514,7 @@ def test_arrays_are_safetensors_that_are_aligned() -> None:
         ("occurrences", {"sort": "left", "where": "position > 0"}),
         ("word", {"word": "river"}),
         ("neighbors", {"row": 3}),
+        ("search", {"text": "bank"}),
         ("senses", {"word": "suit"}),
         ("geometry", {}),
         ("cka", {}),

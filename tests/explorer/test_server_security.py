@@ -380,7 +380,8 @@ def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.Monk
     ):
         monkeypatch.setattr(server, "answer", Mock(side_effect=error))
         answer = known.get("/api/stores")
-        assert (answer.status_code, answer.json()) == (status, {"error": said})
+        needs = {"needs": "reopen"} if isinstance(error, StoreDamagedError) else {}
+        assert (answer.status_code, answer.json()) == (status, {"error": said} | needs)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("EMBSTORE_DEBUG", "1")
     known.get("/api/stores")

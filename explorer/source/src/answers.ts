@@ -17,6 +17,9 @@ export interface StoreInfo {
   finished: boolean;
   /** Whether whoever asks may say where its model is. */
   takes_model: boolean;
+  /** Why new sentences cannot be encoded, where the place of the model would mend it. */
+  missing_model: string | null;
+  can_encode: boolean;
   labels: LabelLayer[];
   fields: { name: string; kind: string }[];
   probes: { name: string; kind: string }[];
@@ -39,7 +42,9 @@ export interface Completion {
 
 export interface Occurrences {
   total: number;
+  /** The labels and fields that differ between the occurrences, and the value of each that does not. */
   columns: { name: string; kind: string }[];
+  same: Record<string, string | null>;
   rows: Occurrence[];
   python: string;
 }
@@ -82,6 +87,7 @@ export interface Neighbors {
 }
 
 export interface Geometry {
+  note: string | null;
   rows: { layer: number; metric: string; value: number | null; low: number | null; high: number | null }[];
   python: string;
 }

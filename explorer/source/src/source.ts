@@ -2,9 +2,12 @@
 
 export type Params = Record<string, string | number | boolean | undefined>;
 
+/** What mends an error: the place of the model, or that the store is opened again. */
+export type Needs = "model" | "reopen";
+
 /** An error of one line; `needs` says what would mend it. */
 export class QueryError extends Error {
-  constructor(message: string, readonly needs?: "model") {
+  constructor(message: string, readonly needs?: Needs) {
     super(message);
   }
 }

@@ -1,5 +1,5 @@
 import { readSafetensors } from "./safetensors";
-import { QueryError, type Params, type QueryOptions, type Source } from "./source";
+import { QueryError, type Needs, type Params, type QueryOptions, type Source } from "./source";
 
 /** What a notebook gives a widget: values that both sides see, and messages. */
 export interface Model {
@@ -15,7 +15,7 @@ interface Message {
   id: number;
   kind?: string;
   error?: string;
-  needs?: "model";
+  needs?: Needs;
   progress?: [number, number | null];
 }
 

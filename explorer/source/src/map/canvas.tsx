@@ -214,7 +214,7 @@ export function MapCanvas(props: Props) {
         <svg ref={over} aria-hidden="true" />
       </div>
       <div class="map-tools" role="group" aria-label="Map">
-        <button type="button" aria-pressed={drawing} title="Draw around points (or hold Shift)" onClick={() => setDrawing(!drawing)}>Lasso</button>
+        <button type="button" aria-pressed={drawing} title="Draw around points" onClick={() => setDrawing(!drawing)}>Lasso</button>
         {lasso && <button type="button" onClick={() => props.setLasso(null)}>Clear</button>}
         <button type="button" aria-label="Zoom in" onClick={() => zoom(1.4)}>+</button>
         <button type="button" aria-label="Zoom out" onClick={() => zoom(1 / 1.4)}>−</button>

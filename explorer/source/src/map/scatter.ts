@@ -11,8 +11,8 @@ void main() {
   bool chosen = flag == 1u;
   gl_Position = own.a == 0.0 ? vec4(2.0, 2.0, 2.0, 1.0)
     : vec4(mix(vec2(xa, ya), vec2(xb, yb), t) * scale + offset, 0.0, 1.0);
-  gl_PointSize = chosen ? size + 2.0 : size;
-  color = vec4(own.rgb, selecting ? (chosen ? 1.0 : alpha * 0.25) : alpha);
+  gl_PointSize = size;
+  color = vec4(own.rgb, selecting && !chosen ? alpha * 0.15 : alpha);
 }`;
 const FRAGMENT = `#version 300 es
 precision highp float;

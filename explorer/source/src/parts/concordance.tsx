@@ -39,7 +39,7 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
       ),
     },
   ];
-  return <Table label={label} columns={all} rows={rows} id={(row) => row.row} />;
+  return <Table class={columns.length > 2 ? "concordance many" : "concordance"} label={label} columns={all} rows={rows} id={(row) => row.row} />;
 }
 
 /** An occurrence in its text, in one line with at most so many characters on each side. */

@@ -1,4 +1,7 @@
 import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { useApp } from "../app";
+import type { Needs } from "../source";
 import type { Query } from "../use_query";
 import { ModelForm } from "./model_form";
 
@@ -26,20 +29,42 @@ export function Loading({ what, progress }: { what: string; progress?: { done: n
   );
 }
 
-export function ErrorState({ error, retry, children }: { error: string; retry: () => void; children?: ComponentChildren }) {
+interface Problem { error: string; needs?: Needs; retry: () => void }
+
+/** An error, with what mends it where the page can: another place of the model, or the store opened again. */
+export function ErrorState({ error, needs, retry }: Problem) {
   return (
     <div class="state error" role="alert">
       <strong>This did not work</strong>
       <p dir="auto">{error}</p>
-      {children}
-      <button type="button" onClick={retry}>Try again</button>
+      {needs === "model" && <ModelForm />}
+      {needs === "reopen" ? <OpenAgain /> : <button type="button" onClick={retry}>Try again</button>}
     </div>
+  );
+}
+
+/** Opens what is now at the place of a store that was replaced. */
+function OpenAgain() {
+  const { source, index, go, changed } = useApp();
+  const [error, setError] = useState<string>();
+  const open = () => {
+    setError(undefined);
+    source.query("reopen", { store: index }, { changes: true }).then(() => {
+      go({ row: null, sentence: null, offset: null, sense: null }, { replace: true }); // they were those of the other store
+      changed();
+    }, (problem: Error) => setError(problem.message));
+  };
+  return (
+    <>
+      <button type="button" onClick={open}>Open again</button>
+      {error && <p class="warn" dir="auto">{error}</p>}
+    </>
   );
 }
 
 /** The answer of a query once it is here, until then its state; a newer answer under way dims the older one. */
 export function Answer<T>({ of, what, children }: { of: Query<T>; what: string; children: (value: T) => ComponentChildren }) {
-  if (of.status === "error") return <ErrorState error={of.error!} retry={of.retry}>{of.needs === "model" && <ModelForm />}</ErrorState>;
+  if (of.status === "error") return <ErrorState error={of.error!} needs={of.needs} retry={of.retry} />;
   if (of.value === undefined) return of.status === "idle" ? null : <Loading what={what} progress={of.progress} />;
   const busy = of.status === "loading";
   return (

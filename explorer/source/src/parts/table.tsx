@@ -15,14 +15,15 @@ interface Props<T> {
   columns: Column<T>[];
   rows: T[];
   id: (row: T) => string | number;
+  class?: string;
 }
 
 /** A table; the headers of columns that can be sorted write `sort` and `desc` into the state. */
-export function Table<T>({ label, columns, rows, id }: Props<T>) {
+export function Table<T>({ label, columns, rows, id, class: name }: Props<T>) {
   const { values, go } = useApp();
   const descending = values.desc === "1";
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={label}>
+    <div class={name ? `scroll ${name}` : "scroll"} tabIndex={0} role="region" aria-label={label}>
       <table>
         <thead>
           <tr>

@@ -23,7 +23,7 @@ export function WordBox({ label, value, placeholder, choose }: Props) {
   useEffect(() => {
     if (!open || text.includes(" ")) return setFound({ words: [] });
     const abort = new AbortController();
-    source.query<Completion>("complete", { store: index, prefix: text, limit: 20 }, { signal: abort.signal }).then(
+    source.query<Completion>("complete", { store: index, prefix: text, content: !text, limit: 20 }, { signal: abort.signal }).then(
       (answer) => {
         setFound({ of: text, words: answer.words });
         setActive(-1);

@@ -14,6 +14,7 @@ interface Props {
 }
 
 const [LEAST, MOST] = [14, 34]; // pixels of a cell
+const decimal = (value: number) => value.toFixed(2).replace(/^-(0\.00)$/, "$1");
 const shortened = (word: string) => ([...word].length > 14 ? `${[...word].slice(0, 13).join("")}…` : word);
 
 /** A matrix over the words of a sentence: cells stay large enough for their words, and only those in sight are drawn. */
@@ -125,7 +126,7 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
     <div class="matrix">
       <p class="note">
         <span class="scale" aria-hidden="true" />
-        {`${least.toFixed(2)} to ${most.toFixed(2)}`}
+        {`${decimal(least)} to ${decimal(most)}`}
         {found && <> · <bdi>{found[0]}</bdi> × <bdi>{found[1]}</bdi>: <b>{found[2]}</b></>}
       </p>
       <div

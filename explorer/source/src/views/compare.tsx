@@ -7,9 +7,9 @@ import { renamed } from "../state";
 const OWN = ["row", "sentence", "offset", "sense", "layer", "layers"];
 
 function CompareView() {
-  const { views: all, values, go } = useApp();
-  const views = all.filter((view) => view !== compare);
-  const view = views.find((one) => one.name === values.of) ?? views[0]!;
+  const { views: all, stores, values, go } = useApp();
+  const views = all.filter((view) => view !== compare && (stores.length > 1 || view.name !== "layers")); // it shows all layers
+  const view = views.find((one) => one.name === values.of) ?? views[stores.length > 1 ? 0 : 1]!;
   return (
     <>
       <div class="toolbar">
@@ -19,7 +19,11 @@ function CompareView() {
             {views.map((one) => <option key={one.name} value={one.name}>{one.title}</option>)}
           </select>
         </label>
-        <p class="note">The word, the sentence and the condition are shared; each side has its own store and layer.</p>
+        <p class="note">
+          {stores.length > 1
+            ? "The word, the sentence and the condition are shared; each side has its own store and layer."
+            : "Two layers of one store: embstore explore ONE.zarr OTHER.zarr compares two stores, such as a model before and after fine-tuning."}
+        </p>
       </div>
       <div class="sides">
         <Side view={view} right={false} />
@@ -34,8 +38,9 @@ function Side({ view, right }: { view: View; right: boolean }) {
   const state = useMemo(() => {
     const names = Object.fromEntries((right ? ["store", ...OWN] : []).map((name) => [name, `${name}2`]));
     return renamed(app.state, { view: "of", ...names }, ({ store, layer, layers }) => {
+      if (app.stores.length === 1) return twoLayers(app.stores[0]!.layers, right, layer, layers);
       if (!right) return {};
-      return { layer, layers, store: store === undefined || store === "0" ? Math.min(1, app.stores.length - 1) : 0 };
+      return { layer, layers, store: store === undefined || store === "0" ? 1 : 0 };
     });
   }, [app.state, app.stores, right]);
   return (
@@ -46,6 +51,13 @@ function Side({ view, right }: { view: View; right: boolean }) {
       </AppContext.Provider>
     </section>
   );
+}
+
+/** Of one store the left side has the first layer that is contextual, the right one the last, or another than the left. */
+function twoLayers(all: number[], right: boolean, layer: string | undefined, layers: string | undefined) {
+  const left = layer ?? String(all[Math.min(1, all.length - 1)]);
+  const other = String(all.at(-1)) === left ? all[0] : all.at(-1);
+  return right ? { layer: other, layers: other } : { layer: left, layers: layers ?? left };
 }
 
 export const compare: View = { name: "compare", title: "Compare", component: CompareView };

@@ -44,6 +44,7 @@ function GeometryPart() {
       <Answer of={answer} what="the geometry">
         {(found) => (
           <>
+            {found.note && <p class="note">{found.note}</p>}
             <div class="panels">
               {PANELS.map(({ title, label, metrics }) => {
                 const rows = found.rows.filter((row) => metrics.includes(row.metric));
@@ -105,7 +106,7 @@ function CkaPart() {
 }
 
 function ProbesPart() {
-  const { index } = useApp();
+  const { index, store } = useApp();
   const answer = useQuery<ProbeResults>("probes", { store: index });
   return (
     <section class="tile wide">
@@ -117,7 +118,10 @@ function ProbesPart() {
         {(found) => (
           <>
             {found.results.length === 0 && (
-              <Empty title="No probe results">Results that are saved next to the store appear here by layer.</Empty>
+              <Empty title="No probe results">
+                Tables in the folder <code>probes</code> next to the store appear here by layer, such as that
+                of <code>{`embstore probe rows ${store.name}.zarr --label ${store.labels[0]?.name ?? "LABEL"} --out probes/scores.csv`}</code>
+              </Empty>
             )}
             <div class="tiles">
               {found.results.map((result) => <ProbeResult key={result.name} {...result} />)}

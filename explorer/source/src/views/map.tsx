@@ -3,11 +3,13 @@ import type { Occurrences } from "../answers";
 import { useApp, type View } from "../app";
 import { MapCanvas, swatch, type Points, type Region } from "../map/canvas";
 import { Concordance, inLine } from "../parts/concordance";
+import { Examples } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { LayerSlider } from "../parts/layer_slider";
 import { PythonCall } from "../parts/python_call";
 import { Empty, ErrorState, Loading } from "../parts/states";
+import { Summary } from "../parts/summary";
 import { Pager } from "../parts/table";
 import { WordBox } from "../parts/word_box";
 import type { Arrays } from "../safetensors";
@@ -32,6 +34,10 @@ interface MapAnswer {
 const SIZE = 25;
 const FIRST = 100_000; // points that are shown first
 const MOST = 1_000_000; // rows of a table that is saved
+const COUNTED = 50_000; // rows of a selection whose words and labels are counted
+const HINT = matchMedia("(hover: none)").matches
+  ? "Tap a dot for its sentence; with Lasso, draw around some to select them."
+  : "Point at a dot for its line; click for its sentence; hold Shift and draw to select.";
 const SAMPLES = [10_000, 100_000, 1_000_000, 10_000_000];
 const number = (value: number) => value.toLocaleString("en");
 const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
@@ -40,7 +46,7 @@ function MapView() {
   const { store, index, layer, values, go, source } = useApp();
   const method = values.method === "umap" ? "umap" : "pca";
   const sample = Number(values.sample) || 100_000;
-  const color = values.color ?? (values.word ? "cluster" : "word");
+  const color = values.color ?? "cluster";
   const params = { store: index, layer, word: values.word, where: values.where, method, sample, color: color === "none" ? undefined : color };
   const answer = useMap(params);
   const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
@@ -83,13 +89,16 @@ function MapView() {
             {store.fields.map((one) => <option key={one.name} value={one.name}>{one.name}</option>)}
           </select>
         </label>
-        <label class="field"><span>Sample</span>
-          <select value={String(sample)} onChange={(event) => set("sample", event.currentTarget.value)}>
-            {[...new Set([...SAMPLES, sample])].sort((one, other) => one - other).map((size) => <option key={size} value={String(size)}>{number(size)}</option>)}
-          </select>
-        </label>
+        {(values.sample || !meta || meta.total > SAMPLES[0]!) && (
+          <label class="field"><span>Sample</span>
+            <select value={String(sample)} onChange={(event) => set("sample", event.currentTarget.value)}>
+              {[...new Set([...SAMPLES, sample])].sort((one, other) => one - other).map((size) => <option key={size} value={String(size)}>{number(size)}</option>)}
+            </select>
+          </label>
+        )}
+        {!values.word && <Examples title="One word" to={(word) => ({ word, row: null, color: null, lasso: null, hidden: null, offset: null })} />}
       </div>
-      {answer.status === "error" ? <ErrorState error={answer.error!} retry={answer.retry} />
+      {answer.status === "error" ? <ErrorState error={answer.error!} needs={answer.needs} retry={answer.retry} />
         : !points || !meta ? (
           <Loading what={method === "umap" ? "the map: UMAP takes seconds to minutes, once" : "the map"} progress={answer.progress} />
         ) : meta.shown === 0 ? <Empty title="No point">Change the word or the filter.</Empty> : (
@@ -208,7 +217,7 @@ function Line({ row }: { row: number | null }) {
     <p class="map-line" aria-live="polite" aria-busy={settled !== row || found.status === "loading"}>
       {one && settled !== null
         ? <><bdi>{inLine(one.left.slice(-120))}</bdi><mark><bdi>{inLine(one.word)}</bdi></mark><bdi>{inLine(one.right.slice(0, 120))}</bdi></>
-        : <span class="muted">Point at a dot for its line; click for its sentence; hold Shift and draw to select.</span>}
+        : <span class="muted">{HINT}</span>}
     </p>
   );
 }
@@ -220,6 +229,10 @@ function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null
   const offset = Math.min(Number(values.offset) || 0, Math.max(0, total - 1));
   const rows = Array.from({ length: Math.max(0, Math.min(SIZE, total - offset)) }, (_, place) => points.row[chosen ? chosen[offset + place]! : offset + place]!);
   const found = useQuery<Occurrences>("occurrences", rows.length ? { store: index, rows: rows.join(","), limit: SIZE } : null);
+  const counted = useMemo(() => {
+    const step = Math.max(1, Math.ceil((chosen?.length ?? 0) / COUNTED));
+    return chosen?.length ? Array.from({ length: Math.ceil(chosen.length / step) }, (_, place) => points.row[chosen[place * step]!]!).join(",") : "";
+  }, [chosen, points.row]);
   const all = useMemo(() => (chosen && chosen.length <= MOST ? Array.from(chosen, (point) => points.row[point]!).join(",") : ""), [chosen, points.row]);
   return (
     <section aria-label="Points" aria-busy={found.status === "loading"}>
@@ -229,11 +242,12 @@ function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null
       </div>
       {chosen && !total && <p class="note">No point lies inside the outline at this layer.</p>}
       {found.error && <p class="note warn">{found.error}</p>}
+      {counted && <Summary params={{ store: index, rows: counted }} total={total} />}
       {rows.length > 0 && found.value && (
         <Concordance
           rows={found.value.rows}
           extra={[{
-            name: "find", title: <span class="sr">On the map</span>,
+            name: "find", class: "find", title: <span class="sr">On the map</span>,
             cell: (row) => <button type="button" class="link" aria-label={`Show row ${row.row} on the map`} onClick={() => go({ row: row.row }, { replace: true })}>find</button>,
           }]}
         />

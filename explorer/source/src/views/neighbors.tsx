@@ -1,13 +1,15 @@
 import { signal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
-import type { Neighbor, Neighbors } from "../answers";
+import type { Neighbor, Neighbors, Occurrences } from "../answers";
 import { useApp, type View } from "../app";
 import { inLine, Quote } from "../parts/concordance";
+import { useContentWords } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { Link } from "../parts/link";
+import { ModelForm } from "../parts/model_form";
 import { PythonCall } from "../parts/python_call";
-import { Answer, Empty } from "../parts/states";
+import { Answer } from "../parts/states";
 import { WordBox } from "../parts/word_box";
 import { useQuery } from "../use_query";
 
@@ -15,8 +17,11 @@ function NeighborsView() {
   const { index, store, values, go } = useApp();
   const { row, word, text, where } = values;
   const chosen = layersOf(values.layers, store.layers);
-  const query = text ? { text } : row ? { row } : word ? { word } : null;
-  const params = query && { store: index, ...query, layers: [...new Set(chosen)].join(), k: Number(values.k) || 10, where };
+  const given = text ? { text } : row ? { row } : word ? { word } : null;
+  const examples = useExamples(!given);
+  const query = given ?? (examples[0] && { word: examples[0].word });
+  const others = values.others === undefined ? Boolean(query && "word" in query) : values.others === "1";
+  const params = query ? { store: index, ...query, layers: [...new Set(chosen)].join(), k: Number(values.k) || 10, where, others } : null;
   const answer = useQuery<Neighbors>("neighbors", params, { progress: true });
   const hovered = useMemo(() => signal<number | null>(null), []);
   const ask = (typed: string) => go(/\[.+\]/s.test(typed) ? { text: typed, word: null, row: null } : { text: null, word: typed, row: null });
@@ -31,12 +36,12 @@ function NeighborsView() {
             {[5, 10, 20, 50, 100].map((k) => <option key={k} value={String(k)}>{k}</option>)}
           </select>
         </label>
+        <label class="check" title="Leave out the word itself, and show each word once, with its nearest occurrence">
+          <input type="checkbox" checked={others} onChange={(event) => go({ others: event.currentTarget.checked ? "1" : "0" })} />
+          <span>Other words</span>
+        </label>
       </div>
-      {!query && (
-        <Empty title="Nearest neighbours, exactly">
-          Give a word, a sentence with one word in [brackets], or choose an occurrence in another view.
-        </Empty>
-      )}
+      {!given && <Start examples={examples} />}
       <Answer of={answer} what="neighbours">
         {(found) => (
           <>
@@ -77,6 +82,42 @@ function NeighborsView() {
         )}
       </Answer>
     </>
+  );
+}
+
+interface Example { word: string; text?: string }
+
+/** The commonest content words, and a sentence with one of them marked. */
+function useExamples(wanted: boolean): Example[] {
+  const { index, store } = useApp();
+  const words = useContentWords(index, 3).value?.words ?? [];
+  const last = words.at(-1)?.word;
+  const found = useQuery<Occurrences>("occurrences", wanted && last && store.can_encode ? { store: index, word: last, limit: 1 } : null);
+  const line = found.value?.rows[0];
+  const ends = [" ".repeat(1) + (line?.left ?? ""), `${line?.right ?? ""} `] as const;
+  const text = line && `${ends[0].slice(-50).replace(/^\S*\s/, "")}[${line.word}]${ends[1].slice(0, 50).replace(/\s\S*$/, "")}`.replace(/\s+/g, " ").trim();
+  return words.map(({ word }) => (word === last && text ? { word, text } : { word }));
+}
+
+/** What can be asked, where nothing is asked: the neighbours of the first example are shown. */
+function Start({ examples }: { examples: Example[] }) {
+  const { store } = useApp();
+  return (
+    <div class="start">
+      <p class="examples">
+        <span class="muted">For example</span>
+        {examples.map(({ word, text }) => (
+          <Link key={word} to={text ? { text, word: null, row: null } : { word, text: null, row: null }}><bdi>{text ?? word}</bdi></Link>
+        ))}
+      </p>
+      {store.missing_model && store.takes_model && (
+        <details>
+          <summary>Sentences can be typed once the model is named</summary>
+          <p class="note">{store.missing_model}</p>
+          <ModelForm />
+        </details>
+      )}
+    </div>
   );
 }
 

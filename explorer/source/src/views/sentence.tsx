@@ -1,6 +1,7 @@
 import { Fragment } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useApp, type View } from "../app";
+import { Examples } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { LayerSlider } from "../parts/layer_slider";
 import { LayerCurves } from "../parts/layer_curves";
@@ -25,12 +26,15 @@ interface SentenceAnswer {
   gaps: string[];
   rows: number[];
   labels: Record<string, (string | number | null)[]>;
+  /** Of the document. */
+  fields: Record<string, string>;
   layers: number[];
   probes: { name: string; kind: string }[];
   attention: boolean;
   missing_model: string | null;
   python: string;
 }
+interface FoundSentences { total: number; rows: { sentence: number; left: string; match: string; right: string }[]; python: string }
 interface Similarity { layer: number; words: string[]; positions: number[]; python: string }
 interface Parse { layer: number; layers: number[]; words: string[]; edges: [number, number, number][]; depths: number[] | null; python: string }
 interface Traces { labels: string[]; layers: number[]; words: string[]; positions: number[]; second: number | null; gold: (string | null)[] | null; python: string }
@@ -61,6 +65,7 @@ function SentenceView() {
             <button type="button" disabled={one.sentence + 1 >= one.sentences} onClick={() => go({ sentence: one.sentence + 1, row: null })}>Next</button>
             <LayerSlider />
           </form>
+          <Search />
           <Text of={one} />
           <Similarities of={one} />
           {one.probes.filter((probe) => probe.kind === "structural").map((probe) => <Tree key={probe.name} of={one} probe={probe.name} />)}
@@ -81,6 +86,64 @@ function SentenceView() {
   );
 }
 
+const FOUND = 10;
+const AROUND = 60; // characters on each side of what was found, to whole words
+
+const endOf = (text: string) => (text.length > AROUND ? `…${text.slice(-AROUND).replace(/^\S*/, "")}` : text);
+const startOf = (text: string) => (text.length > AROUND ? `${text.slice(0, AROUND).replace(/\S*$/, "")}…` : text);
+
+/** Finds sentences by a part of their text. */
+function Search() {
+  const { index, values, go } = useApp();
+  const [draft, setDraft] = useState(values.find ?? "");
+  const [from, setFrom] = useState(0);
+  useEffect(() => setDraft(values.find ?? ""), [values.find]);
+  useEffect(() => setFrom(0), [values.find, index]);
+  const params = values.find ? { store: index, text: values.find, offset: from, limit: FOUND } : null;
+  const found = useQuery<FoundSentences>("search", params, { progress: true });
+  return (
+    <section aria-label="Search">
+      <form
+        class="toolbar"
+        onSubmit={(event) => {
+          event.preventDefault();
+          go({ find: draft.trim() });
+        }}
+      >
+        <label class="field grow-field"><span>Find</span>
+          <input type="search" spellcheck={false} autocomplete="off" placeholder="A part of a sentence" value={draft} onInput={(event) => setDraft(event.currentTarget.value)} />
+        </label>
+        <button disabled={!draft.trim()}>Search</button>
+        {values.find ? <button type="button" class="quiet" aria-label="Close the search" onClick={() => go({ find: null })}>×</button> : <Examples title="For example" to={(find) => ({ find })} />}
+      </form>
+      <Answer of={found} what="the sentences">
+        {({ total, rows }) => (
+          <>
+            <p class="note" role="status">{total === 0 ? "No sentence has this text." : `${total.toLocaleString("en")} ${total === 1 ? "sentence" : "sentences"}`}</p>
+            <ol class="found-sentences">
+              {rows.map((row) => (
+                <li key={row.sentence}>
+                  <Link to={{ sentence: row.sentence, row: null }} current={String(row.sentence) === values.sentence}>
+                    <span class="number">{row.sentence}</span>
+                    <bdi>{endOf(row.left)}<mark>{row.match}</mark>{startOf(row.right)}</bdi>
+                  </Link>
+                </li>
+              ))}
+            </ol>
+            {total > FOUND && (
+              <p class="toolbar tight">
+                <button type="button" class="quiet" disabled={from === 0} onClick={() => setFrom(Math.max(0, from - FOUND))}>‹ Previous</button>
+                <span class="number muted">{`${from + 1}–${Math.min(total, from + FOUND)}`}</span>
+                <button type="button" class="quiet" disabled={from + FOUND >= total} onClick={() => setFrom(from + FOUND)}>More ›</button>
+              </p>
+            )}
+          </>
+        )}
+      </Answer>
+    </section>
+  );
+}
+
 /** The text as it was written; each occurrence leads to its neighbours, with its label below. */
 function Text({ of: one }: { of: SentenceAnswer }) {
   const { values, go } = useApp();
@@ -89,6 +152,9 @@ function Text({ of: one }: { of: SentenceAnswer }) {
   const label = chosen === NONE ? undefined : chosen;
   return (
     <section aria-label="Text">
+      {Object.keys(one.fields).length > 0 && (
+        <p class="facts-line note">{Object.entries(one.fields).map(([name, value]) => <span key={name}>{name} <bdi>{value}</bdi></span>)}</p>
+      )}
       {names.length > 0 && (
         <label class="field"><span>Label</span>
           <select value={chosen} onChange={(event) => go({ label: event.currentTarget.value }, { replace: true })}>

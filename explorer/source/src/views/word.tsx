@@ -1,7 +1,8 @@
-import type { Completion, Occurrence, Occurrences, Senses, WordAnswer } from "../answers";
+import type { Occurrence, Occurrences, Senses, WordAnswer } from "../answers";
 import { useApp, type View } from "../app";
 import { color } from "../palette";
 import { Concordance, Quote } from "../parts/concordance";
+import { Examples, useContentWords } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { LayerCurves } from "../parts/layer_curves";
@@ -33,6 +34,7 @@ function WordView() {
       <div class="toolbar">
         <WordBox label="Word" value={word ?? ""} placeholder="Type a word" choose={(text) => go({ word: text, sense: null, offset: null, row: null })} />
         <Filters />
+        {!word && <Examples title="For example" to={(one) => ({ word: one, offset: null, sense: null })} />}
       </div>
       <div class="split">
         <section class="primary" aria-label="Concordance">
@@ -44,6 +46,7 @@ function WordView() {
                   <Pager total={answer.total} size={SIZE} />
                   <ExportMenu name="occurrences" params={params} />
                 </div>
+                <Same values={answer.same} />
                 {answer.total === 0 ? (
                   <Empty title="No occurrence">Nothing fulfils this. Change the word or the condition.</Empty>
                 ) : (
@@ -67,6 +70,13 @@ function WordView() {
       </div>
     </>
   );
+}
+
+/** The labels and fields that are the same in all lines, hence no columns. */
+function Same({ values }: { values: Record<string, string | null> }) {
+  const known = Object.entries(values).filter(([, value]) => value !== null);
+  if (!known.length) return null;
+  return <p class="facts-line note">All lines: {known.map(([name, value]) => <span key={name}>{name} <bdi>{value}</bdi></span>)}</p>;
 }
 
 /** The mark of a cluster: a colour and a number, so that the colour alone says nothing. */
@@ -152,7 +162,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
 
 function FrequentWords() {
   const { index } = useApp();
-  const answer = useQuery<Completion>("complete", { store: index, prefix: "", limit: 60 });
+  const answer = useContentWords(index, 60);
   return (
     <section>
       <h2>Frequent words</h2>
