@@ -38,9 +38,10 @@ def neighbors(
     centered: opt.Centered = False,
     label: Labels = None,
     exclude: Annotated[
-        Literal["word", "sentence", "both"] | None,
+        Literal["self", "word", "sentence", "both"] | None,
         opt.option(
-            "WHAT", "Leave out occurrences of the same word, of the same sentence, or both: word, sentence, both."
+            "WHAT",
+            "What is not found: word (so each other word once, the default for WORD), sentence, both, or only self.",
         ),
     ] = None,
     index: Index = None,
@@ -64,13 +65,14 @@ def neighbors(
     store = es.open(source)
     data: es.Store | es.store.Selection = store.select(labels=_labels(label)) if label else store
     asked: Any = query
-    is_text = query is not None and "[" in query and query not in store.index.words
+    is_text = query is not None and "[" in query and store.index.type_of(query) is None
     more = ""
     if not is_text:
         rows: list[Any] = [row] if query is None else store.select(words=query).rows.tolist()
         asked = store.select(rows=rows[: queries or len(rows)])
         left = len(rows) - len(asked)
         more = f"{left:,} more occurrences of {query}: see --queries" if left else ""
+        exclude = exclude or ("self" if query is None else "word")
     options |= {"layers": opt.layers_of(layers), "exclude": exclude, "index": index, "model": model}
     table = es.neighbors(data, asked, **options)
     _show(table, output, store=store, more=more, text=query if is_text else None)

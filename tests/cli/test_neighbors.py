@@ -35,14 +35,14 @@ def test_it_prints_each_query_with_its_sentence(work: Work) -> None:
     assert f"[{word}]" in ran.out.splitlines()[0]
     assert f"more occurrences of {word}: see --queries" in ran.out
     store = es.open(work / "store.zarr")
-    found = es.neighbors(store, store.select(rows=[row]), layers=1, k=3)
+    found = es.neighbors(store, store.select(rows=[row]), layers=1, k=3, exclude="word")
     for score in found["score"]:
         assert f"{score:.3f}" in ran.out
 
 
 def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     word = word_of(work)
-    arguments = ("neighbors", "store.zarr", word, "-k", "4", "--queries", "0", "--exclude", "word", "--out", "n.csv")
+    arguments = ("neighbors", "store.zarr", word, "-k", "4", "--queries", "0", "--out", "n.csv")
     ran = work.does(*arguments, "--json")
     rows = json.loads(ran.out)
     validator_of("neighbors").validate(rows)

@@ -202,7 +202,7 @@ def test_neighbors_are_those_of_the_public_function(
 
 def test_neighbors_that_are_other_words_are_each_the_nearest_of_its_word(one: list[Explored], store: es.Store) -> None:
     """As a full sort of all occurrences says."""
-    vectors, names = store.vectors(layers=2)[0].astype(np.float64), store.select().table()["word"].to_list()
+    vectors, names = store.vectors(layers=2).astype(np.float64), store.select().table()["word"].to_list()
     asked = vectors[store.select(words="bank").rows].mean(0)
     scores = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
     best = dict(reversed([(names[row], row) for row in np.argsort(-scores, kind="stable") if names[row] != "bank"]))

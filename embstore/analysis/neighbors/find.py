@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from embstore.corpus import Sentence
     from embstore.models import Encoder
 
-Exclude = Literal["word", "sentence", "both"]
+Exclude = Literal["self", "word", "sentence", "both"]
+MANY, MOST = 8, 2_000  # times as many occurrences are searched for words that are shown once; at most so many
+MARKED = re.compile(r"\[([^\[\]]+)\]")  # a word in brackets
 
 
 @checked
@@ -56,7 +58,6 @@ def neighbors(
     query : str, list of str, Selection or array
         A word, or several, of which each occurrence is a query; occurrences, `store.select(...)`; vectors [q, feature]
         or [feature] as stored; or a new sentence with one word in [brackets], encoded by the model of the store.
-        Neither an occurrence nor a word of WordVectors finds itself.
     k : int
         The number of neighbours of each query.
     metric : str
@@ -66,7 +67,9 @@ def neighbors(
     centered : bool
         Subtract the mean of what can be found, from queries too.
     exclude : str, optional
-        Leave out occurrences of the "word" of the query, of its "sentence", or of "both".
+        What is not found: "self", the query itself; "word", the word of the query, whatever the case, and then each
+        other word is found once, by its nearest occurrence, if it is among the 2,000 nearest; "sentence", what is in
+        the sentence of the query; or "both". By default "word" where the query is a word, else "self".
     index : LayerIndex or str, optional
         An index of the same layer and space, or its name: faster for millions of rows, and finds nearly all neighbours.
         Without one, a search of few queries reads a sketch if the layer has one, with the same result.
@@ -122,12 +125,63 @@ def find_neighbors(
         raise InvalidValueError(f"no occurrence of {store.path} can be found: choose other conditions")
     layer = one_layer(layers, data.layers if layers in (-1, "last") else store.layers)
     queries = Queries.of(store, layer, query, model)
-    excluded = _exclusions(store, queries, exclude)
+    exclude = exclude or ("word" if _words_of(query) and not queries.marked else "self")
     if k > len(rows):
         raise InvalidValueError(f"k {k} is more than the {len(rows):,} occurrences that can be found: give less")
     opened = open_index(store, name=index) if isinstance(index, str) else index
     if opened is not None and opened.layer != layer:
         raise InvalidValueError(f"the index {opened.name} has layer {opened.layer}, not {layer}: use the same value")
+
+    def search(some: Queries, count: int) -> tuple[Hits, list[str]]:
+        return _search(selection, rows, layer, some, space, count, _exclusions(store, some, exclude), opened, limits)
+
+    each_once = exclude in ("word", "both")
+    found = _words_once(search, store, queries, k, len(rows)) if each_once else search(queries, k)
+    return _table(store, layer, queries, *found)
+
+
+def _words_once(
+    search: Callable[[Queries, int], tuple[Hits, list[str]]], store: Store, queries: Queries, k: int, n_rows: int
+) -> tuple[Hits, list[str]]:
+    """Return the nearest occurrence of each of the k nearest words but that of the query, whatever the case.
+
+    More occurrences are searched for those queries of which too few words are found.
+    """
+    rows, scores = np.full((len(queries.vectors), k), -1), np.full((len(queries.vectors), k), np.nan)
+    how, left, many = [""] * len(rows), np.arange(len(rows)), min(MANY * k, n_rows)
+    own = queries.words(store)
+    while len(left):
+        hits, found_by = search(queries.some(left), many)
+        is_short = np.zeros(len(left), bool)
+        types = np.unique(store.index.type[hits.rows[hits.rows >= 0]])
+        names = {number: store.index.words[number].lower() for number in types.tolist()}
+        for place, query in enumerate(left):
+            how[query] = found_by[place]
+            once: dict[str, int] = {own[query]: -1}
+            near = hits.rows[place][hits.rows[place] >= 0]
+            for at, number in enumerate(store.index.type[near].tolist()):
+                once.setdefault(names[number], at)
+            places = list(once.values())[1 : k + 1]
+            is_short[place] = len(places) < k and len(near) == many
+            rows[query, : len(places)], scores[query, : len(places)] = near[places], hits.scores[place, places]
+        left = left[is_short] if many < min(MOST, n_rows) else left[:0]
+        many = min(MANY * many, max(MOST, k), n_rows)
+    return Hits(rows, scores), how
+
+
+def _search(
+    selection: Selection,
+    rows: Rows,
+    layer: int,
+    queries: Queries,
+    space: dict[str, Any],
+    k: int,
+    excluded: list[Exclusion],
+    opened: LayerIndex | None,
+    limits: SearchLimits,
+) -> tuple[Hits, list[str]]:
+    """Search in an index, through a sketch, or by a scan; and return of each query which it was."""
+    store, n_queries, is_given = selection.store, len(queries.vectors), opened is not None
     options: dict[str, Any] = {"k": k, "exclude": excluded}
     if opened is not None and not isinstance(opened, LayerSketch):
         if space["centered"] or space["metric"] != opened.info.metric:
@@ -136,20 +190,19 @@ def find_neighbors(
                 "this metric, or search without this index"
             )
         some = None if len(rows) == store.n_rows else rows
-        return _table(store, layer, queries, opened.search(queries.vectors, rows=some, **options), "index")
+        return opened.search(queries.vectors, rows=some, **options), ["index"] * n_queries
     # A sketch is of the layer as stored, or minus the mean of all rows.
     if not space["centered"] or len(rows) == store.n_rows:
         try:
             if opened is None and settings().device in ("auto", "cpu") and len(rows) > limits.few_rows:
-                few = len(queries.vectors) * limits.features_a_query <= max(store.hidden_size, limits.features_a_query)
+                few = n_queries * limits.features_a_query <= max(store.hidden_size, limits.features_a_query)
                 opened = find_sketch(store, layer) if few or not isinstance(store.path, Path) else None
             if isinstance(opened, LayerSketch):
                 compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
                 near = opened.search(queries.vectors, space=compared, rows=rows, limits=limits, **options)
-                how = ["scan" if scanned else "sketch" for scanned in near.scanned]
-                return _table(store, layer, queries, near, how)
+                return near, ["scan" if scanned else "sketch" for scanned in near.scanned]
         except SearchIndexError as error:
-            if index is not None:
+            if is_given:
                 raise
             warnings.warn(f"{error}; this search reads the layer instead", EmbstoreWarning, stacklevel=4)
     chosen = Selection(store, layers=(layer,), rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
@@ -157,21 +210,32 @@ def find_neighbors(
     options |= {"device": settings().device, "threads": settings().threads}
     with reporting(settings().progress, total=len(rows), unit="vectors", label="neighbors") as report:
         hits = exact_search(StoreVectors(store, layer), queries.vectors, progress=report, **options)
-    return _table(store, layer, queries, hits, "scan")
+    return hits, ["scan"] * n_queries
 
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries: `names` (rows, words or numbers), `vectors` [q, feature], `rows` (-1 for none)."""
+    """The queries: their `names`, `vectors` [q, feature], `rows` (-1 for none), and `marked`, the word of a text."""
 
-    names: list[int] | list[str]
+    names: list[Any]  # rows, numbers of vectors, or words
     vectors: NDArray[np.floating]
     rows: NDArray[np.int64]
+    marked: str = ""
+
+    def some(self, places: NDArray[np.int64]) -> Queries:
+        names = [self.names[place] for place in places]
+        return Queries(names, self.vectors[places], self.rows[places], self.marked)
+
+    def words(self, store: Store) -> list[str]:
+        """Return the word of each query in lower case."""
+        if self.marked:
+            return [self.marked.lower()]
+        return [store.index.words[number].lower() for number in store.index.type[self.rows].tolist()]
 
     @classmethod
-    def of_vectors(cls, vectors: ArrayLike) -> Queries:
+    def of_vectors(cls, vectors: ArrayLike, marked: str = "") -> Queries:
         array = as_matrix("query", vectors, single=True).astype(np.float64)
-        return cls(list(range(len(array))), array, np.full(len(array), -1))
+        return cls(list(range(len(array))), array, np.full(len(array), -1), marked)
 
     @classmethod
     def of(cls, store: Store, layer: int, query: Any, model: str | Path | None) -> Queries:
@@ -180,7 +244,8 @@ class Queries:
         if model is not None and not is_text:
             raise InvalidValueError("a model encodes a new sentence: give one with a word in [brackets] as the query")
         if is_text:
-            return cls.of_vectors(encode_word(store, query, layers=[layer], model=model))
+            vector = encode_word(store, query, layers=[layer], model=model)
+            return cls.of_vectors(vector, MARKED.split(query)[1].strip())
         words = _words_of(query)
         if words is None and not isinstance(query, Selection):
             return cls.of_vectors(query)
@@ -201,12 +266,15 @@ def _words_of(query: Any) -> list[str] | None:
     return list(query) if is_words else None
 
 
-def _exclusions(store: Store, queries: Queries, exclude: Exclude | None) -> list[Exclusion]:
+def _exclusions(store: Store, queries: Queries, exclude: Exclude) -> list[Exclusion]:
     """What each query must not find: itself, and its own word or sentence if these are excluded."""
     if (queries.rows < 0).any():
-        if exclude is not None:
+        if exclude == "self":
+            return []
+        if exclude != "word" or not queries.marked:
             raise InvalidValueError(f"exclude {exclude!r} needs queries that are words or occurrences: leave it out")
-        return []
+        own = store.index.type_of(queries.marked)
+        return [Exclusion(np.asarray(store.index.type), np.array([-1 if own is None else own]))]
     exclusions = [Exclusion(None, queries.rows)]
     columns: tuple[tuple[str, Any], ...] = ("word", store.index.type), ("sentence", store.index.sentence)
     for name, column in columns:
@@ -215,7 +283,7 @@ def _exclusions(store: Store, queries: Queries, exclude: Exclude | None) -> list
     return exclusions
 
 
-def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: str | list[str]) -> pl.DataFrame:
+def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[str]) -> pl.DataFrame:
     """One row per hit, with its context; `search`: how each query was answered."""
     import polars as pl
 
@@ -223,7 +291,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: str |
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table().drop("subwords", "source", "document")
     taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
-    how = pl.Series("search", [search] * len(queries.vectors) if isinstance(search, str) else search)
+    how = pl.Series("search", search)
     return pl.DataFrame(
         [
             pl.Series("query", queries.names)[query],
@@ -350,7 +418,7 @@ def _sentence_and_position(text: str, options: Mapping[str, Any]) -> tuple[Sente
     from embstore.corpus import open_corpus
     from embstore.corpus.sentence import Document, Span
 
-    before, *marked = re.split(r"\[([^\[\]]+)\]", text.strip())
+    before, *marked = MARKED.split(text.strip())
     if len(marked) != 2:
         raise InvalidValueError(f"{len(marked) // 2} words of the text are in [brackets]: put one there")
     word, plain = marked[0].strip(), "".join((before, *marked))
