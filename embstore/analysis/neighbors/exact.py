@@ -111,7 +111,7 @@ def checked_rows(vectors: Vectors, rows: Rows | None) -> Rows:
 
 def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
     """The queries as they are compared, float64 [q, feature]; raises InvalidValueError and NonFiniteError."""
-    array = as_matrix("queries", queries, single=True).astype(np.float64)
+    array = as_matrix("queries", queries, single=True).astype(np.float64, order="C")
     if array.shape[1] != hidden_size:
         raise InvalidValueError(f"queries must be [q, {hidden_size}] like the searched vectors, not {array.shape}")
     invalid = np.flatnonzero(~np.isfinite(array).all(1))

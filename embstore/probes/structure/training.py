@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -17,6 +17,7 @@ from embstore.probes.training import Schedule, Trained, Trainer, fitting, train
 from embstore.progress import Progress
 
 COPIES = 6  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch, and the better ones
+LENGTH, SCALED = 20.0, 100  # the median length of vectors that are left as they are, and its sentences
 DECAY = 0.1  # as Hewitt & Manning
 READ = 5  # batches in memory: in use, and read ahead in the dtype of the store and as float32
 
@@ -63,6 +64,7 @@ class StructureTrainer(Trainer):
         self._shape, self._data, self._dev = shape, data, dev
         self._schedule, self._device = schedule, schedule.device
         self._grid = shape.initial_weights().to(schedule.device)
+        self._scale = _scale(data, shape.layers).to(schedule.device)
         self._places = list(product(*map(range, shape.sizes)))
         self.n_probes, self.n_examples = len(self._places), schedule.n_read(len(data))
         self._parameters = [self._grid[place] for place in self._places]
@@ -70,7 +72,7 @@ class StructureTrainer(Trainer):
         self._adam = torch.optim.Adam(groups, lr=schedule.learning_rate, fused=True)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return {"weight": self._grid.flatten(0, 2)}
+        return {"weight": (self._grid / self._scale[:, None, None]).flatten(0, 2)}
 
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
         layers = self._running_layers(running)
@@ -110,7 +112,9 @@ class StructureTrainer(Trainer):
         """Yield the batches of an order of sentences, with the vectors of some layers, given as places."""
         size = self._schedule.size(len(bank))
         batches = [order[start : start + size] for start in range(0, len(order), size)]
-        return iter_tree_batches(bank, batches, [self._shape.layers[place] for place in layers], self._device)
+        for batch in iter_tree_batches(bank, batches, [self._shape.layers[place] for place in layers], self._device):
+            batch.vectors.div_(self._scale[layers])
+            yield batch
 
     def _running_layers(self, running: NDArray[np.bool_]) -> list[int]:
         """Return the layers that have a probe in training, as places."""
@@ -119,3 +123,12 @@ class StructureTrainer(Trainer):
 
     def _layer_weights(self, layers: list[int]) -> torch.Tensor:
         return self._grid if len(layers) == len(self._grid) else self._grid[layers]
+
+
+def _scale(bank: Treebank, layers: Sequence[int]) -> torch.Tensor:
+    """Return what the vectors of each layer are divided by in training, 1 or more, [layer, 1, 1].
+
+    Those of some decoders are a hundred times as long as BERT's, for which the learning rate is.
+    """
+    some = bank.store.vectors(bank.rows(np.arange(min(len(bank), SCALED))), layers=list(layers)).astype(np.float32)
+    return torch.from_numpy(np.median(np.linalg.norm(some, axis=2), axis=1) / LENGTH).clamp(min=1)[:, None, None]
