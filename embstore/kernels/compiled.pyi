@@ -38,11 +38,11 @@ def gather_rows(
     longer than `most_nanoseconds` each (0: any time).
     """
 
-def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
-    """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once.
+def is_resident(start: int, nbytes: int) -> bool:
+    """Whether bytes of a memory map are in memory: of files of other users, and on other systems than Linux, always."""
 
-    `skips_resident`: leave out what is in memory, which Linux says truly only of files of this user.
-    """
+def will_need(starts: NDArray[np.uint64], nbytes: int) -> None:
+    """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once."""
 
 def pack_queries(queries: NDArray[np.float32]) -> Any:
     """The queries [q, feature] as the search takes them, None for the few that it takes as they are."""

@@ -58,7 +58,8 @@ cdef extern from "kernels.h" nogil:
         const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
         uint8_t *marked
     )
-    void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident)
+    void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes)
+    int c_is_resident "is_resident" (uint64_t start, int64_t nbytes)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
         int64_t most_nanoseconds
@@ -133,11 +134,15 @@ def gather_rows(
     return copied
 
 
-def will_need(const uint64_t[::1] starts, int64_t nbytes, bint skips_resident=False):
+def is_resident(uint64_t start, int64_t nbytes):
+    return bool(c_is_resident(start, nbytes))
+
+
+def will_need(const uint64_t[::1] starts, int64_t nbytes):
     cdef int64_t n = starts.shape[0]
     if n and nbytes > 0:
         with nogil:
-            c_will_need(&starts[0], n, nbytes, skips_resident)
+            c_will_need(&starts[0], n, nbytes)
 
 
 def pack_queries(const float[:, ::1] queries):

@@ -85,24 +85,29 @@ int64_t gather_rows(
 
 #ifdef MADV_WILLNEED
 enum { REQUEST_NBYTES = 1 << 19 };  /* Linux does not read more for one call than for one request */
-
-/* Whether all pages from `start` on, which begins one, are in memory; nothing is read. */
-static int is_resident(uint64_t start, uint64_t nbytes) {
+#endif
 #ifdef __linux__
-    unsigned char flags[REQUEST_NBYTES / 4096];
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), n = (nbytes + page - 1) / page;
-    if (mincore((void *)(uintptr_t)start, nbytes, flags)) return 0;
-    for (uint64_t i = 0; i < n; i++)
-        if (!(flags[i] & 1)) return 0;
-    return 1;
+enum { LOOK_NBYTES = 1 << 24 };     /* a call of mincore takes as long for so many as for a page */
+
+#endif
+
+int is_resident(uint64_t start, int64_t nbytes) {
+#ifdef __linux__
+    unsigned char flags[LOOK_NBYTES / 4096];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), stop = start + (uint64_t)nbytes;
+    for (uint64_t at = start / page * page; at < stop; at += LOOK_NBYTES) {
+        uint64_t part = stop - at < LOOK_NBYTES ? stop - at : LOOK_NBYTES;
+        if (mincore((void *)(uintptr_t)at, part, flags)) return 0;
+        for (uint64_t i = 0; i < (part + page - 1) / page; i++)
+            if (!(flags[i] & 1)) return 0;
+    }
 #else
     (void)start, (void)nbytes;
-    return 0;
 #endif
+    return 1;
 }
-#endif
 
-void will_need(const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident) {
+void will_need(const uint64_t *starts, int64_t n, int64_t nbytes) {
 #ifdef MADV_WILLNEED
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), near = 4 * page;
     for (int64_t i = 0, next; i < n; i = next) {
@@ -110,10 +115,10 @@ void will_need(const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resi
         for (next = i + 1; next < n && starts[next] <= stop + near; next++) stop = starts[next] + nbytes;
         for (uint64_t at = start; at < stop; at += REQUEST_NBYTES) {
             uint64_t part = stop - at < REQUEST_NBYTES ? stop - at : REQUEST_NBYTES;
-            if (!skips_resident || !is_resident(at, part)) madvise((void *)(uintptr_t)at, part, MADV_WILLNEED);
+            madvise((void *)(uintptr_t)at, part, MADV_WILLNEED);
         }
     }
 #else
-    (void)starts, (void)n, (void)nbytes, (void)skips_resident;
+    (void)starts, (void)n, (void)nbytes;
 #endif
 }

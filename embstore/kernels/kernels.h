@@ -22,10 +22,12 @@ int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
     int64_t most_nanoseconds);
 
-/* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. With
-   `skips_resident`, what is in memory is not requested, which is faster: for files of this user, as of others Linux says
-   that all is in memory. */
-void will_need(const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident);
+/* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. */
+void will_need(const uint64_t *starts, int64_t n, int64_t nbytes);
+
+/* Whether bytes of a memory map are in memory; nothing is read. So Linux says of all files of other users, and this of all
+   on systems that do not tell. */
+int is_resident(uint64_t start, int64_t nbytes);
 
 /* How numbers are stored: float32, the bits of float16 or bfloat16, float64, which score_pairs alone takes, or int8
    codes, which score_pairs does not take: a value is code * scale + center, both rounded to float32. */

@@ -70,7 +70,12 @@ def all_finite(values: NDArray[np.int8], half: bool) -> bool:
     return bool(np.isfinite(values.view(np.float32)).all())
 
 
-def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
+def is_resident(start: int, nbytes: int) -> bool:
+    """Without the extension nobody knows: files are then read where they are mapped."""
+    return True
+
+
+def will_need(starts: NDArray[np.uint64], nbytes: int) -> None:
     """Without the extension the system reads pages when they are used."""
 
 

@@ -86,7 +86,7 @@ class Strings:
 
     def take(self, chosen: NDArray[np.int64]) -> list[str]:
         """Return the strings at some positions."""
-        data = memoryview(self.data)
+        data = memoryview(self.data)  # type: ignore[arg-type]
         bounds = zip(self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist(), strict=True)
         return [str(data[start:stop], "utf-8") for start, stop in bounds]
 

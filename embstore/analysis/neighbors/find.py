@@ -289,7 +289,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
 
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
-    contexts = Selection(store, layers=(layer,), rows=rows).table().drop("subwords", "source", "document")
+    contexts = Selection(store, layers=(layer,), rows=rows).table()
     taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
     how = pl.Series("search", search)
     return pl.DataFrame(
@@ -297,7 +297,11 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
             pl.Series("query", queries.names)[query],
             pl.Series("rank", rank + 1),
             pl.Series("score", hits.scores[query, rank]),
-            *(column.alias(f"label_{column.name}" if column.name in taken else column.name) for column in contexts),
+            *(
+                column.alias(f"label_{column.name}" if column.name in taken else column.name)
+                for column in contexts
+                if column.name not in ("subwords", "source", "document")
+            ),
             _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
             pl.Series("store", [str(store.path)]).new_from_index(0, len(rows)),
             pl.Series("layer", np.full(len(rows), layer)),

@@ -21,7 +21,7 @@ def request(file: MappedFile, start: int, stop: int) -> None:
     """Start reading bytes `[start, stop)` of a file from the disk; returns at once."""
     start, stop = max(start, 0), min(stop, file.nbytes)
     if start < stop:
-        will_need(np.array([file.address + start], np.uint64), stop - start, file.is_own)
+        will_need(np.array([file.address + start], np.uint64), stop - start)
 
 
 class MappedLayer:

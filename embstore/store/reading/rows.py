@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StoreDamagedError
-from embstore.kernels import partitions_of
+from embstore.kernels import is_resident, partitions_of
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.conditions import require_rows
 from embstore.store.layout import Layout
 from embstore.store.storage.base import wait_all
-from embstore.store.storage.files import REPAIR_HINT
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, read_at, reads_far_ahead
 from embstore.store.vectors import BFLOAT16_NAN, SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
 from embstore.store.zarr.remote import ReadAhead, RemoteRows, parts_of
 
@@ -116,7 +116,11 @@ class SequentialReader:
         self._ahead: ReadAhead | None = None
         self._stop = snapshot.layout.n_rows if stop is None else stop
         self._committed = snapshot.committed
-        self._requested = 0
+        self._requested, self._leaves_to_system = 0, reads_far_ahead(self._reader.path)
+        self._held: tuple[int, NDArray[Any], MappedFile | None] = 0, np.empty(0), None  # rows that follow each other
+        self._is_resident = False
+        self._opened = ExitStack()
+        self._descriptor: int | None = None  # of the file that holds them
         row_nbytes = snapshot.layout.hidden_size * STORAGE_DTYPE[snapshot.layout.dtype].itemsize
         self._ahead_rows = 0 if array == "scale" else AHEAD_NBYTES // row_nbytes
         self._window_rows = max(1, _WINDOW_NBYTES // row_nbytes)
@@ -125,6 +129,7 @@ class SequentialReader:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._opened.close()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -138,24 +143,51 @@ class SequentialReader:
                 self._ahead = ReadAhead(self._remote, self._array, self._layer, self._stop)
             self._ahead.read(start, stop, out)
             return
-        for partition in range(start // size, -(-stop // size)):
-            first = max(start, partition * size)
-            last = min(stop, (partition + 1) * size)
-            self._request(first, last)
-            layer, [file] = self._reader.layer(self._array, self._layer, [partition])
-            layer.read(file, first, last, out[first - start : last - start])
+        row = start
+        while row < stop:
+            if not (self._leaves_to_system or self._is_resident):
+                self._request(row, stop)
+            rows, file = self._mapped(row, stop)
+            self._copy(rows, file, out[row - start : row - start + len(rows)])
+            row += len(rows)
+
+    def _copy(self, rows: NDArray[Any], file: MappedFile, out: NDArray[Any]) -> None:
+        """Copy mapped rows; what is not in memory by a call of the system, which reads farther ahead in order."""
+        if self._descriptor is None and not self._is_resident:
+            with suppress(StoreDamagedError):  # where it was replaced, what is mapped is still the one that was opened
+                self._descriptor = self._opened.enter_context(file.reopened())
+        if self._descriptor is None:
+            out[...] = rows
+            return
+        place = rows.ctypes.data - file.address
+        if read_at(self._descriptor, out.reshape(-1).view(np.uint8), place) < out.nbytes:
+            raise StoreDamagedError(f"{file.path} is cut short since it was opened: {REPAIR_HINT}")
 
     def view(self, start: int, stop: int) -> NDArray[Any] | None:
-        """Return rows from `start` up to `stop`, or fewer, as a read-only view of their file; None without one."""
-        partition = start // self._partition_rows
+        """Return rows from `start` up to `stop`, or fewer, as a read-only view of their file where it is in memory."""
         if self._remote is not None:
             return None
-        if self._checksums is not None:
-            self._checksums.require([partition])
-        stop = min(stop, (partition + 1) * self._partition_rows)
-        self._request(start, stop)
-        layer, [file] = self._reader.layer(self._array, self._layer, [partition])
-        return layer.view(file, start, stop)
+        rows, file = self._mapped(start, stop)
+        if not file.is_own:
+            self._request(start, stop)
+        return rows if self._is_resident else None
+
+    def _mapped(self, start: int, stop: int) -> tuple[NDArray[Any], MappedFile]:
+        """Return rows from `start` up to `stop`, or fewer, as a view of their file, and the file."""
+        first, held, file = self._held
+        if file is not None and first <= start < first + len(held):
+            file.require_whole()
+        else:
+            partition, first = start // self._partition_rows, start
+            if self._checksums is not None:
+                self._checksums.require([partition])
+            layer, [file] = self._reader.layer(self._array, self._layer, [partition])
+            held = layer.view(file, start, min(self._stop, (partition + 1) * self._partition_rows))
+            self._opened.close()
+            self._held, self._descriptor = (first, held, file), None
+            is_known = file.is_file and file.is_own  # Linux does not tell of files of others
+            self._is_resident = not is_known or is_resident(held.ctypes.data, held.nbytes)
+        return held[start - first : stop - first], file
 
     def _request(self, start: int, stop: int) -> None:
         """Have the disk read ahead of rows `[start, stop)`, into the next partitions too."""

@@ -37,6 +37,7 @@ IN_MEMORY_NBYTES = 64 * 2**20  # longer columns that are made are in temporary f
 
 _PART_NBYTES = 16 * 2**20  # written or checked at a time, so that other threads get their turn
 _CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cache
+FAR_NBYTES = 2**21  # to keep a disk busy that answers after milliseconds
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows; without effect on regular files
@@ -316,6 +317,8 @@ class MappedFile:
     ones. `of` says in messages what the file holds.
     """
 
+    is_file = True
+
     def __init__(
         self, path: str | os.PathLike[str], *, random: bool = False, nbytes: int | None = None, of: str = ""
     ) -> None:
@@ -355,6 +358,16 @@ class MappedFile:
             if (device, inode) != self._identity[:2] and tuple(times) != self._identity[2:]:
                 raise StoreDamagedError(replaced)
             yield descriptor
+
+
+def reads_far_ahead(path: object) -> bool:
+    """Whether the system itself reads as far ahead as disks need of bytes that are used in order: Linux often not."""
+    try:
+        device = os.stat(str(path)).st_dev
+        limit = Path("/sys/class/bdi", f"{os.major(device)}:{os.minor(device)}", "read_ahead_kb").read_text()
+        return int(limit) * 1024 >= FAR_NBYTES
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

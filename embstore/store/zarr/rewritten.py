@@ -30,6 +30,8 @@ _NAMES = {"regular", "default", "v2", "bytes", "transpose", "sharding_indexed", 
 class DecodedFile(MappedFile):
     """The bytes of a shard as embstore writes it, without its index, in memory."""
 
+    is_file = False
+
     def __init__(self, path: Path, data: NDArray[Any]) -> None:
         self.path, self.is_own = str(path), True
         self.map = mmap.mmap(-1, data.nbytes)
