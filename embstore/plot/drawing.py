@@ -72,6 +72,11 @@ def fitted(axis: Any, text: str, size: float, *, upright: bool = False) -> str:
     return "\n".join(wrap(literal(text), max(12, letters), break_long_words=False, break_on_hyphens=False))
 
 
+def fitting(axis: Any, *, beside: float = 1.0) -> float:
+    """Return how many numbers of two digits fit below a panel; `beside`: its share of the width, next to a key."""
+    return float(min(MAX_TICKS, 6 * beside * axis.figure.get_size_inches()[0] * axis.get_position().width))
+
+
 def colormap(name: str) -> Any:
     """Return a colormap of matplotlib, a function from numbers in [0, 1] to colors RGBA [n, 4]."""
     import matplotlib
@@ -148,9 +153,10 @@ def draw_grid(axis: Any, given: Grid, *, x: str = "head", y: str = "layer", **co
     """Draw a grid as colored cells with its numbers at both axes; returns the image. `colors`: of `Axes.imshow`."""
     across, up, values = given
     image = axis.imshow(values, **{"origin": "lower", "aspect": "auto", "interpolation": "nearest", **colors})
-    steps = [ceil(len(numbers) / MAX_TICKS) for numbers in (across, up)]
-    axis.set_xticks(range(0, len(across), steps[0]), across[:: steps[0]], fontsize=SMALL)
-    axis.set_yticks(range(0, len(up), steps[1]), up[:: steps[1]], fontsize=SMALL)
+    step = ceil(len(across) / fitting(axis, beside=0.85))
+    axis.set_xticks(range(0, len(across), step), across[::step], fontsize=SMALL)
+    step = ceil(len(up) / MAX_TICKS)
+    axis.set_yticks(range(0, len(up), step), up[::step], fontsize=SMALL)
     axis.tick_params(length=0, pad=2)
     axis.set_xlabel(x, fontsize=LABEL)
     axis.set_ylabel(y, fontsize=LABEL)
@@ -191,8 +197,7 @@ def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Seque
     axis.set_ylabel(fitted(axis, y, LABEL, upright=True), fontsize=LABEL)
     if layers:
         numbers = sorted(set(layers))
-        inches = axis.figure.get_size_inches()[0] * axis.get_position().width
-        axis.set_xticks(numbers[:: ceil(len(numbers) / min(MAX_TICKS, 6 * inches))])
+        axis.set_xticks(numbers[:: ceil(len(numbers) / fitting(axis))])
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.tick_params(labelsize=SMALL)
