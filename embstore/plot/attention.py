@@ -127,7 +127,7 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
         image = draw_grid(axis, grid(part), cmap="viridis")
         baseline = part["baseline"][0]
         title_in_full = title + ("" if baseline is None else f"; baseline {baseline:.2f}")
-        axis.set_title(fitted(axis, title_in_full, TITLE), fontsize=TITLE)
+        axis.set_title(fitted(axis, title_in_full, TITLE, beside=0.8), fontsize=TITLE)
         add_colorbar(axis, image, "share found")
 
     return draw

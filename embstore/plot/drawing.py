@@ -64,11 +64,11 @@ def panels(count: int, *, columns: int = 3, height: float = 2.1, margin: float =
     return figure, [figure.add_subplot(cells[row, start:stop]) for row, start, stop in places]
 
 
-def fitted(axis: Any, text: str, size: float, *, upright: bool = False) -> str:
-    """Return a text in lines that are no longer than the side of a panel that they stand at."""
+def fitted(axis: Any, text: str, size: float, *, upright: bool = False, beside: float = 1.0) -> str:
+    """Return a text in lines no longer than the side of a panel that they stand at; `beside`: as of `fitting`."""
     place = axis.get_position()
     inches = axis.figure.get_size_inches() * (place.width, place.height)
-    letters = int((0.85 * inches[1] if upright else inches[0]) * 72 / (0.5 * size))  # a letter is half its size wide
+    letters = int((0.85 * inches[1] if upright else beside * inches[0]) * 144 / size)  # a letter is half its size wide
     return "\n".join(wrap(literal(text), max(12, letters), break_long_words=False, break_on_hyphens=False))
 
 

@@ -184,6 +184,6 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     figure, axes = panels(1, height=min(COLUMN, max(1.4, 0.2 * len(layers)) + 0.8))
     axis = axes[0]
     image = draw_grid(axis, cells, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray")
-    axis.set_title(fitted(axis, title or "Self-attention weights of two models", TITLE), fontsize=TITLE)
+    axis.set_title(fitted(axis, title or "Self-attention weights of two models", TITLE, beside=0.85), fontsize=TITLE)
     add_colorbar(axis, image, "cosine", aspect=18)
     return figure  # type: ignore[no-any-return]
