@@ -330,13 +330,14 @@ def layer_figure(scores: Scores) -> Any:
 
 def rank_figure(scores: Scores) -> Any:
     """Draw UUAS and DSpr of the best layer of each model by the rank of the probe."""
-    figure, axes = plot.subplots(1, 2, figsize=(8.4, 3.4))
+    figure, axes = plot.panels(2, height=2.6)
     ranks = sorted({*scores.frame["rank"]})
-    for place, (axis, metric) in enumerate(zip(axes[0], ("uuas", "dspr"), strict=True)):
+    for place, (axis, metric) in enumerate(zip(axes, ("uuas", "dspr"), strict=True)):
         for number, (model, layer) in enumerate(scores.best.items()):
             frame = scores.of(model, encoder="trained", layer=layer, metric=metric).sort("rank")
             color, marker = plot.PALETTE[number % len(plot.PALETTE)], MARKERS[number % len(MARKERS)]
-            axis.plot(frame["rank"], frame["value"], color=color, marker=marker, label=f"{model}, layer {layer}")
+            line = {"color": color, "marker": marker, "markersize": 3.5, "linewidth": 1.3}
+            axis.plot(frame["rank"], frame["value"], label=f"{model}, layer {layer}", **line)
         known = [rank for rank in ranks if rank in BY_RANK]
         look = {"color": "#777777", "linestyle": "--", "label": "the paper's BERTBASE7 (Penn Treebank)"}
         axis.plot(known, [BY_RANK[rank][place] for rank in known], **look)
@@ -344,5 +345,5 @@ def rank_figure(scores: Scores) -> Any:
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks, [str(rank) for rank in ranks])
         axis.minorticks_off()
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    plot.add_legend(figure, axes)
     return figure

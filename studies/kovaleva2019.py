@@ -281,12 +281,12 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
 
 def heads_figure(scores: Scores, task: str) -> Any:
     """Draw the effects of disabled heads."""
-    figure, axes = plot.subplots(figsize=(4.4, 3.2))
+    figure, (axis,) = plot.panels(1, height=2.4)
     disabled = scores.of("disabled", task).filter(pl.col("head").is_not_null())
     reach = float(disabled["effect"].abs().max() or 0) or 1.0  # type: ignore[arg-type]
     grid = disabled.pivot("head", index="layer", values="effect").sort("layer").drop("layer").to_numpy()
     extent = (-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5)
     look = {"origin": "lower", "aspect": "auto", "cmap": "RdBu", "vmin": -reach, "vmax": reach}
-    figure.colorbar(axes[0, 0].imshow(grid, extent=extent, **look), ax=axes[0, 0])
-    plot.style(axes[0, 0], title=f"{scores.model}, {task}: effect of disabling", x="head", y="layer")
+    figure.colorbar(axis.imshow(grid, extent=extent, **look), ax=axis).ax.tick_params(labelsize=7)
+    plot.style(axis, title=f"{scores.model}, {task}: effect of disabling", x="head", y="layer")
     return figure

@@ -28,7 +28,6 @@ from embstore_studies.study import (
     StudyResult,
     StudySettings,
     Task,
-    add_legend,
     decimals,
     digest_of,
     draw,
@@ -411,13 +410,13 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
 
 def curves_figure(scores: Scores) -> Any:
     """Draw scores by layer with their intervals, a panel for each task and a color for each model."""
-    figure, axes = plot.subplots(1, len(scores.tasks), figsize=(3.0 * len(scores.tasks) + 0.4, 3.2))
-    for task, axis in zip(scores.tasks, axes[0], strict=True):
+    figure, axes = plot.panels(len(scores.tasks), height=2.0)
+    for task, axis in zip(scores.tasks, axes, strict=True):
         for number, model in enumerate(scores.models):
             if (curve := scores.curve(model, task)) is not None:
                 draw_line(axis, curve.layers, curve.value, curve.low, curve.high, number=number, label=model)
         plot.style(axis, title=title_of(task), x="layer", y="score (test)")
-    add_legend(figure, axes)
+    plot.add_legend(figure, axes)
     return figure
 
 
@@ -425,19 +424,20 @@ def transfer_figure(scores: Scores) -> Any:
     """Draw the normalized scores of layers (rows) and tasks (columns), darker where higher, with the scores."""
     transfers = {model: Transfer(scores, model) for model in scores.models}
     height = max(len(transfer.layers) for transfer in transfers.values())
-    size = ((0.62 * len(scores.tasks) + 1.2) * len(transfers) + 0.6, 0.36 * height + 1.6)
-    figure, axes = plot.subplots(1, len(transfers), figsize=size)
-    for axis, (model, transfer) in zip(axes[0], transfers.items(), strict=True):
+    figure, axes = plot.panels(len(transfers), columns=2, height=0.2 * height + 1.5)
+    for axis, (model, transfer) in zip(axes, transfers.items(), strict=True):
         shades, best = transfer.normalized, transfer.dev.argmax(1)
         image = axis.imshow(shades.T, cmap="Blues", vmin=0, vmax=1, origin="lower", aspect="auto")
         for (task, at), value in np.ndenumerate(transfer.scores):
             look = {"color": "white" if shades[task, at] > 0.6 else "black"}
             look["weight"] = "bold" if at == best[task] else "normal"
-            axis.text(task, at, f"{value:.2f}", ha="center", va="center", fontsize=7, **look)
+            axis.text(task, at, f"{value:.2f}", ha="center", va="center", fontsize=6, **look)
+        plot.style(axis, title=model, y="layer")
+        axis.grid(False)
         axis.set_xticks(range(len(scores.tasks)), [title_of(task) for task in scores.tasks], rotation=45, ha="right")
         axis.set_yticks(range(len(transfer.layers)), [str(layer) for layer in transfer.layers])
-        axis.set_title(model, fontsize=11)
-        axis.set_ylabel("layer", fontsize=9)
-    figure.colorbar(image, ax=axes, label="from the worst layer of a task (0) to its best (1)")
+    bar = figure.colorbar(image, ax=axes)
+    bar.set_label("0: worst layer, 1: best", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     figure.supxlabel("bold: the best layer by dev", fontsize=8)
     return figure

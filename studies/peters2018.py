@@ -29,7 +29,6 @@ from embstore_studies.study import (
     Section,
     StudyResult,
     StudySettings,
-    add_legend,
     draw,
     draw_line,
     methods,
@@ -305,8 +304,7 @@ def accuracy(settings: Peters2018, frame: pl.DataFrame, model: str) -> Section:
 
 def layer_figure(settings: Peters2018, frame: pl.DataFrame) -> Any:
     """Draw the accuracy by layer, a line a model, with baselines."""
-    figure, axes = plot.subplots(1, 1, figsize=(4.8, 3.6))
-    axis = axes[0, 0]
+    figure, (axis,) = plot.panels(1, height=3.0)
     plain = frame.filter("ambiguous", ~pl.col("centered"))
     for number, ((model,), part) in enumerate(plain.group_by("model", maintain_order=True)):
         layers = part["layer"].unique().sort()
@@ -316,5 +314,5 @@ def layer_figure(settings: Peters2018, frame: pl.DataFrame) -> Any:
     for (key, name), dash in zip(BASELINES.items(), ("--", "-.", ":"), strict=True):
         axis.axhline(one[key].mean(), color="#555555", linestyle=dash, linewidth=1, label=name)
     plot.style(axis, title="Antecedents of pronouns", x="layer", y="accuracy")
-    add_legend(figure, axes)
+    plot.add_legend(figure, [axis])
     return figure

@@ -476,17 +476,7 @@ def draw_line(
 ) -> None:
     """Draw a line in the look of series `number`, with a band between `low` and `high`."""
     color, marker = plot.PALETTE[number % len(plot.PALETTE)], MARKERS[number % len(MARKERS)]
-    axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, linestyle=dash, label=label)
+    axis.plot(layers, value, color=color, marker=marker, markersize=3.5, linewidth=1.3, linestyle=dash, label=label)
     if low is not None:
         low, high = np.array(low, float), np.array(high, float)  # None becomes NaN, where no band is drawn
         axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
-
-
-def add_legend(figure: Any, axes: Any) -> None:
-    """Add one legend above all panels, with each label once."""
-    handles: dict[str, Any] = {}
-    for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    options = {"loc": "outside upper center", "ncols": min(len(handles), 4), "frameon": False, "fontsize": 9}
-    figure.legend(handles.values(), handles.keys(), **options)

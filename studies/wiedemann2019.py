@@ -24,7 +24,6 @@ from embstore_studies.study import (
     Section,
     StudyResult,
     StudySettings,
-    add_legend,
     decimals,
     draw_line,
     methods,
@@ -326,9 +325,9 @@ def published() -> Section:
 
 def layer_figure(settings: Wiedemann2019, scores: pl.DataFrame) -> Any:
     """Draw accuracy and macro F1 by layer, a line a model, with the most frequent sense and chance."""
-    figure, axes = plot.subplots(1, 2, figsize=(9.2, 3.6))
+    figure, axes = plot.panels(2, height=2.8)
     k = settings.ks[0]
-    for axis, name, title in zip(axes[0], ("accuracy", "f1"), ("accuracy", "macro F1"), strict=True):
+    for axis, name, title in zip(axes, ("accuracy", "f1"), ("accuracy", "macro F1"), strict=True):
         for number, model in enumerate(scores["model"].unique(maintain_order=True)):
             part = scores.filter(pl.col("layer").is_not_null(), model=model, k=k).sort("layer")
             ends = part[f"{name}_low"], part[f"{name}_high"]
@@ -338,5 +337,5 @@ def layer_figure(settings: Wiedemann2019, scores: pl.DataFrame) -> Any:
             for key, dash, label in (("baseline", "--", "most frequent sense"), ("chance", ":", "a train sense")):
                 axis.axhline(first[key], color="#555555", linestyle=dash, linewidth=1, label=label)
         plot.style(axis, title=f"Words with two senses or more, k = {k}", x="layer", y=title)
-    add_legend(figure, axes)
+    plot.add_legend(figure, axes)
     return figure

@@ -248,7 +248,7 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
 def layer_scores(scores: Scores) -> Any:
     """Draw micro F1 by layer, and a horizontal line for each bag of context."""
     frame = f1(scores.frames["contexts"], split="test", task="class")
-    figure, axis = canvas((5.6, 3.8), x="layer", y="micro F1", title="One vector per context")
+    figure, axis = canvas(x="layer", y="micro F1", title="One vector per context")
     bert = frame.filter(store="BERT").sort("layer")
     line(axis, bert, marker="o", color=plot.PALETTE[0], label="BERT")
     if bert["deviation"].is_not_null().any():
@@ -260,23 +260,23 @@ def layer_scores(scores: Scores) -> Any:
     bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
     for number, (name, value) in enumerate(bags.iter_rows(), 1):
         axis.axhline(value, linestyle="--", color=plot.PALETTE[number % len(plot.PALETTE)], label=name)
-    axis.legend(**OUTSIDE)
+    plot.add_legend(figure, [axis])
     return figure
 
 
 def context_sizes(scores: Scores) -> Any:
     """Draw dev F1 by words of context, a line for each layer; the bag of subwords is dashed."""
-    contexts, size = scores.contexts, (6.2, 4.2)
-    figure, axis = canvas(size, x="words of context on each side", y="micro F1 (dev)", title="F1 by words of context")
+    contexts = scores.contexts
+    figure, axis = canvas(x="words of context on each side", y="micro F1 (dev)", title="F1 by words of context")
     frame = scores.by_context().with_columns(place=pl.col("context").replace_strict(contexts, range(len(contexts))))
     layers = sorted(frame.filter(store="BERT")["layer"].unique().to_list())
     for layer, shade in zip(layers, plot.colormap("viridis")(np.linspace(0, 0.9, len(layers))), strict=True):
         part = frame.filter(store="BERT", layer=layer)
-        line(axis, part, by="place", color=shade, marker="o", markersize=4, label=f"BERT, layer {layer}")
+        line(axis, part, by="place", color=shade, marker="o", label=f"BERT, layer {layer}")
     bags = frame.filter(store="P-BERT")
-    line(axis, bags, by="place", color="black", linestyle="--", marker="s", markersize=4, label="P-BERT")
+    line(axis, bags, by="place", color="black", linestyle="--", marker="s", label="P-BERT")
     axis.set_xticks(range(len(contexts)), contexts)
-    axis.legend(**OUTSIDE)
+    plot.add_legend(figure, [axis])
     return figure
 
 
@@ -285,8 +285,8 @@ def finetuned_figure(scores: Scores) -> Any:
     after = f1(scores.frames["finetuned"], split="dev", task="class")
     tasks = after["model"].unique(maintain_order=True).to_list()
     before = f1(scores.frames["contexts"], split="dev", task="class", store="BERT")
-    figure, axes = plot.subplots(1, len(tasks), figsize=(3.6 * len(tasks) + 0.4, 3.4), sharey=True)
-    for task, axis in zip(tasks, axes[0], strict=True):
+    figure, axes = plot.panels(len(tasks), height=2.2)
+    for task, axis in zip(tasks, axes, strict=True):
         line(axis, before, color="black", linestyle=":", marker="o", label="pretrained")
         for setup, color, marker in (("a", plot.PALETTE[1], "^"), ("b", plot.PALETTE[2], "s")):
             line(axis, after.filter(model=task, setup=setup), color=color, marker=marker, label=f"{task} ({setup})")
@@ -294,22 +294,21 @@ def finetuned_figure(scores: Scores) -> Any:
             stated = [TUNED_POS[name] for name in ("pretrained", "a", "b")]
             axis.plot([TUNED_POS["layer"]] * 3, stated, linestyle="none", **PAPER_MARK)
         plot.style(axis, title=task, x="layer", y="micro F1 (dev)", layers=before["layer"].to_list())
-        axis.legend(frameon=False, fontsize=9)
+    plot.add_legend(figure, axes)
     return figure
 
 
-def canvas(size: tuple[float, float], *, y: str, x: str = "", title: str = "") -> Any:
+def canvas(*, y: str, x: str = "", title: str = "") -> Any:
     """Return a figure of one panel and its axis."""
-    figure, axes = plot.subplots(figsize=size)
-    plot.style(axes[0, 0], title=title, x=x, y=y)
-    return figure, axes[0, 0]
+    figure, (axis,) = plot.panels(1, height=3.2)
+    plot.style(axis, title=title, x=x, y=y)
+    return figure, axis
 
 
 def line(axis: Any, frame: pl.DataFrame, *, by: str = "layer", **style: Any) -> None:
     """Draw the values of a frame by layer, or by another column."""
     ordered = frame.sort(by)
-    axis.plot(ordered[by], ordered["value"], **style)
+    axis.plot(ordered[by], ordered["value"], **{"markersize": 3.5, "linewidth": 1.3, **style})
 
 
 PAPER_MARK = {"marker": "D", "markerfacecolor": "none", "color": "black", "label": "paper"}
-OUTSIDE = {"frameon": False, "bbox_to_anchor": (1.02, 1), "loc": "upper left"}

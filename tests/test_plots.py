@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,13 @@ import pytest
 
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
+from embstore.plot.attention import SHARES
+from embstore.plot.curves import STRUCTURE_PANELS
 from embstore.plot.maps import principal_plane
-from tests.drawn import svg_texts
+from tests.drawn import misplaced, svg_texts
 
+ATTENTION = {"share": SHARES, "entropy": ("all", "cls"), "pattern": ("diagonal", "vertical", "block"), "uuas": ("",),
+             "relation_to_head": ("nsubj", "obj:lvc", "advmod"), "coreference": ("",)}  # fmt: skip
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
 
@@ -155,7 +160,7 @@ def test_scores_of_structural_probes_have_a_panel_a_metric() -> None:
     rows.append({"store": "bert: linear order", "metric": "uuas", "value": 0.4})
     figure = plot.structure_figure(frame(rows))
     assert [axis.get_title() for axis in figure.axes] == ["edges found (UUAS)", "depths (NSpr)"]
-    assert figure.axes[0].get_ylabel() == "share of gold edges (test)"
+    assert figure.axes[0].get_ylabel() == "share of gold edges\n(test)"
     assert [line.get_label() for line in figure.axes[0].lines] == ["bert", "gpt", "linear order"]
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([0.1, 0.3])
     with pytest.raises(InvalidValueError, match="there is no metric to draw"):
@@ -236,19 +241,16 @@ def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
 
 
 def geometry_frame(metrics: tuple[str, ...], layers: int, *, seed: int = 0, intervals: bool = True) -> pl.DataFrame:
-    rng = np.random.default_rng(seed)
-    rows = []
-    for metric in metrics:
-        for layer in rng.permutation(layers).tolist():
-            value, baseline = rng.uniform(0.4, 0.6), rng.uniform(0, 0.2)
-            edges = (None, None) if metric == "anisotropy" else (value - 0.05, value + 0.05)
-            adjusted = None if metric == "anisotropy" else value - baseline
-            around = [None if edge is None else edge - baseline for edge in edges]
-            rows.append((metric, layer, 40, value, *edges, baseline, adjusted, *around))
-    names = ["metric", "layer", "count", "value", "low", "high", "baseline"]
-    names += ["adjusted", "adjusted_low", "adjusted_high"]
-    frame = pl.DataFrame(rows, schema=names, orient="row")
-    return frame if intervals else frame.drop("low", "high", "adjusted_low", "adjusted_high")
+    values = np.random.default_rng(seed).uniform(0.4, 0.6, (len(metrics), layers))
+    rows = [
+        (metric, layer, value) for metric, own in zip(metrics, values, strict=True) for layer, value in enumerate(own)
+    ]
+    frame = pl.DataFrame(rows, schema=["metric", "layer", "value"], orient="row").sample(
+        fraction=1, shuffle=True, seed=seed
+    )
+    adjusted = pl.when(pl.col("metric") != "anisotropy").then(pl.col("value") - 0.1)
+    ends = {"adjusted_low": adjusted - 0.05, "adjusted_high": adjusted + 0.05}
+    return frame.with_columns(adjusted=adjusted, **(ends if intervals else {}))
 
 
 def shown(figure: Any) -> list[Any]:
@@ -323,6 +325,35 @@ def test_frames_that_cannot_be_drawn_are_refused() -> None:
         plot.geometry_figure({"one": frame.with_columns(metric=pl.lit("mean_norm"))})
     with pytest.raises(InvalidValueError, match="the frame of one, metric selfsim, has no column 'adjusted'"):
         plot.geometry_figure({"one": frame.drop("adjusted")})
+
+
+def figures() -> Iterator[Any]:
+    metrics = ("anisotropy", "selfsim", "intrasim", "mev")
+    for drawn in (metrics, metrics[2:], metrics[:1]):
+        yield plot.geometry_figure({name: geometry_frame(drawn, 13) for name in ("bert-base-uncased", "gpt2", "a $")})
+    long = "a long name of a task that is broken"
+    for tasks in (("pos",), ("pos", "roles", long)):
+        yield from (plot.edge_layers(edge_frame(tasks)), plot.edge_summary({"a": edge_frame(tasks), "b": edge_frame()}))
+    layers = [
+        {"task": task, "layer": layer, "value": 0.1 * layer} for task in ("t", long, "u", "v") for layer in range(25)
+    ]
+    yield plot.probe_scores(frame(layers))
+    yield plot.code_lengths(frame([row | {"metric": "code_length"} for row in layers]))
+    yield plot.structure_figure(frame([row | {"metric": each} for row in layers for each in STRUCTURE_PANELS]))
+    pairs = [(a, b, 1 / (1 + abs(a - b))) for a in range(25) for b in range(33)]
+    yield plot.cka_map(pl.DataFrame(pairs, schema=["layer", "other_layer", "value"], orient="row"), names=("a", "b"))
+    heads = [(metric, layer, head, item, None, 0.5, 0.4, 9) for metric, items in ATTENTION.items() for item in items
+             for layer in range(1, 13) for head in range(12)]  # fmt: skip
+    columns = ["metric", "layer", "head", "item", "offset", "value", "baseline", "count"]
+    attention = pl.DataFrame(heads, schema=columns, orient="row")
+    for most in (6, 5, 1):
+        yield plot.attention_figure(attention.filter(pl.col("metric").is_in([*ATTENTION][:most])), title="a model")
+
+
+def test_figures_fit_a_column_or_a_page_and_no_text_covers_another() -> None:
+    for number, figure in enumerate(figures()):
+        assert figure.get_size_inches()[0] in (3.3, 7.0)
+        assert (number, misplaced(figure)) == (number, [])
 
 
 @pytest.mark.slow

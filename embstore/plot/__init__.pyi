@@ -4,7 +4,9 @@ from .curves import geometry_figure as geometry_figure
 from .curves import probe_scores as probe_scores
 from .curves import structure_figure as structure_figure
 from .drawing import PALETTE as PALETTE
+from .drawing import add_legend as add_legend
 from .drawing import colormap as colormap
+from .drawing import panels as panels
 from .drawing import save as save
 from .drawing import style as style
 from .drawing import subplots as subplots

@@ -9,7 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, add_colorbar, draw_grid, floats, grid, literal, look, panels, style
+from embstore.plot.drawing import (
+    PALETTE,
+    SMALL,
+    TITLE,
+    add_colorbar,
+    draw_grid,
+    fitted,
+    floats,
+    grid,
+    literal,
+    look,
+    panels,
+    style,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,11 +45,11 @@ def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure
     drawn = [draw for metric, draw in PANELS.items() if metric in metrics]
     if not drawn:
         raise InvalidValueError(f"the frame of attention has none of {', '.join(PANELS)}: give what attention returns")
-    figure, axes = panels(len(drawn), columns=4, size=(4.4, 3.9), margin=(0.2, 0.5))
-    for draw, axis in zip(drawn, axes.flat, strict=False):
+    figure, axes = panels(len(drawn), columns=3 if len(drawn) != 4 else 2, height=2.6, margin=0.2)
+    for draw, axis in zip(drawn, axes, strict=True):
         draw(axis, frame)
     if title is not None:
-        figure.suptitle(literal(title), fontsize=12)
+        figure.suptitle(literal(title), fontsize=TITLE + 1)
     return figure  # type: ignore[no-any-return]
 
 
@@ -53,9 +66,10 @@ def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
 
 
 def _legend_below(axis: Any, *, columns: int = 2) -> None:
-    """Give a panel a legend that covers no point, and not the label of its axis, which is as high in a low panel."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 6}
-    axis.legend(frameon=False, fontsize=7, ncols=columns, **place)
+    """Give a panel of several series a legend that covers no point, and not the label of its axis."""
+    if len(axis.get_legend_handles_labels()[1]) > 1:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 4.5, "columnspacing": 1}
+        axis.legend(frameon=False, fontsize=SMALL, ncols=columns, handlelength=1.4, **place)
 
 
 def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Callable[[Any, Any], None]:
@@ -67,8 +81,8 @@ def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Calla
             rows = _rows(frame, metric, item)
             spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
             x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
-            axis.scatter(x, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0)
-            axis.plot(*_means(rows), markersize=4, linewidth=1.4, label=names[item], **look(number))
+            axis.scatter(x, floats(rows, "value"), s=4, alpha=0.35, color=color, linewidths=0)
+            axis.plot(*_means(rows), markersize=3, linewidth=1.2, label=names[item], **look(number))
         style(axis, title=f"{title}: heads and their mean", x="layer", y=y, layers=part["layer"].to_list())
         _legend_below(axis, columns=3)
 
@@ -94,14 +108,14 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     best = part.sort("value", descending=True).group_by("item", maintain_order=True).first()
     best = best.filter(pl.col("item") != "all").sort("count", "item", descending=[True, False]).head(SHOWN_RELATIONS)
     places = np.arange(len(best))
-    names = [f"{item}  {layer}.{head}" for item, layer, head in best.select("item", "layer", "head").iter_rows()]
+    names = [f"{item} {layer}.{head}" for item, layer, head in best.select("item", "layer", "head").iter_rows()]
     for number, (metric, label) in enumerate(DIRECTIONS.items()):
         own = (best["metric"] == metric).to_numpy()
         axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, color=PALETTE[number], label=label)
     axis.barh(places + 0.2, floats(best, "baseline"), 0.38, color="#bbbbbb", label="best fixed offset")
     style(axis, title="Words of a relation: best layer.head", x="share of words")
     axis.grid(False)
-    axis.set_yticks(places, [literal(name) for name in names], fontsize=7)
+    axis.set_yticks(places, [literal(name) for name in names], fontsize=6)
     axis.invert_yaxis()
     axis.set_xlim(0, 1)
     _legend_below(axis)
@@ -112,7 +126,8 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
         part = _rows(frame, metric)
         image = draw_grid(axis, grid(part), cmap="viridis")
         baseline = part["baseline"][0]
-        axis.set_title(title + ("" if baseline is None else f"; baseline {baseline:.2f}"), fontsize=11)
+        title_in_full = title + ("" if baseline is None else f"; baseline {baseline:.2f}")
+        axis.set_title(fitted(axis, title_in_full, TITLE, beside=0.8), fontsize=TITLE)
         add_colorbar(axis, image, "share found")
 
     return draw

@@ -14,10 +14,8 @@ from embstore.plot.drawing import (
     choose_split,
     draw_line,
     floats,
-    literal,
     panels,
     style,
-    subplots,
 )
 
 if TYPE_CHECKING:
@@ -61,9 +59,9 @@ def geometry_figure(
     if not drawn:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    figure, axes = panels(len(drawn), columns=3 if len(drawn) == 3 else 2, size=(4.4, 3.0), margin=(0, 0.5))
+    figure, axes = panels(len(drawn), columns=3 if len(drawn) == 3 else 2)
     layers = [layer for frame in [*frames.values(), *dashed.values()] for layer in frame["layer"]]
-    for (metric, title, label, columns), axis in zip(drawn, axes.flat, strict=False):
+    for (metric, title, label, columns), axis in zip(drawn, axes, strict=True):
         for number, (name, frame) in enumerate([*frames.items(), *dashed.items()]):
             part = frame.filter(frame["metric"].cast(str) == metric)
             if len(part):
@@ -86,8 +84,8 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     scores = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
     chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)
-    figure, axes = subplots(figsize=(5.6, 3.8))
-    axis = axes[0, 0]
+    figure, axes = panels(1, height=2.4)
+    axis = axes[0]
     stores = scores["store"].unique(maintain_order=True).to_list()
     for (store, task), part in scores.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         label, line = (str(store), "-") if task == scores["task"][0] else (f"{store}, {task}", "--")
@@ -107,8 +105,8 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
     tasks = summary.filter(summary["metric"].is_in(list(CODE_LENGTHS)))["task"].unique(maintain_order=True).to_list()
     if not tasks:
         raise InvalidValueError("there are no code lengths to draw: give the summary of a description length probe")
-    figure, axes = panels(len(tasks), columns=3, size=(3.2, 2.5), margin=(1.2, 0.9))
-    for task, axis in zip(tasks, axes.flat, strict=False):
+    figure, axes = panels(len(tasks), columns=3, height=1.8)
+    for task, axis in zip(tasks, axes, strict=True):
         rows = summary.filter(summary["task"] == task)
         for number, (metric, label) in enumerate(CODE_LENGTHS.items()):
             part = rows.filter(rows["metric"] == metric)
@@ -117,10 +115,9 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
         level = floats(rows.filter(rows["metric"] == "frequency_length"), "value")
         if len(level):
             axis.axhline(level[0] / 1000, color="#666666", linestyle="--", linewidth=1, label="label frequencies")
-        style(axis, title=literal(task), x="layer", layers=rows["layer"].drop_nulls().to_list())
+        y = "code length (kbit)" if axis.get_subplotspec().is_first_col() else ""
+        style(axis, title=task, x="layer", y=y, layers=rows["layer"].drop_nulls().to_list())
         axis.set_ylim(bottom=0)
-    for row in axes:
-        row[0].set_ylabel("code length (kbit)", fontsize=9)
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]
 
@@ -140,8 +137,8 @@ def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figu
         raise InvalidValueError(f"there is no metric to draw: give a frame with one or more of {known}")
     layered = scores.filter(scores["layer"].is_not_null())
     stores = layered["store"].unique(maintain_order=True).to_list()
-    figure, axes = panels(len(metrics), columns=4, size=(3.1, 3.3), margin=(0.4, 0))
-    for metric, axis in zip(metrics, axes.flat, strict=True):
+    figure, axes = panels(len(metrics), columns=4, height=2.1)
+    for metric, axis in zip(metrics, axes, strict=True):
         for number, store in enumerate(stores):
             part = layered.filter((layered["metric"] == metric) & (layered["store"] == store))
             draw_line(axis, part, number=number, label=store)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, lcm
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 GRID = "#eeeeee"
 MAX_TICKS = 13  # labels that fit below a panel
-LEGEND = 10  # points: the size of the text of a legend
+COLUMN, PAGE = 3.3, 7.0  # inches: the width of a column of a paper, and of its page
+TITLE, LABEL, SMALL = 8.5, 8.0, 7.0  # points: titles, labels of axes; ticks and legends
 Grid = tuple[list[int], list[int], NDArray[np.float64]]
 
 
@@ -44,17 +46,35 @@ def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
 
 
-def panels(
-    count: int, *, columns: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
-) -> tuple[Any, Any]:
-    """Make `count` panels of `size` inches in rows of at most `columns`; the rest of the grid is hidden."""
-    n_columns = min(count, columns)
-    n_rows = ceil(count / n_columns)
-    figsize = (size[0] * n_columns + margin[0], size[1] * n_rows + margin[1])
-    figure, axes = subplots(n_rows, n_columns, figsize=figsize, **options)
-    for axis in axes.flat[count:]:
-        axis.set_visible(False)
-    return figure, axes
+def panels(count: int, *, columns: int = 3, height: float = 2.1, margin: float = 0.0) -> tuple[Any, list[Any]]:
+    """Make `count` panels of some height in inches; returns the Figure and its axes.
+
+    One is as wide as a column of a paper, several as its page, in rows of at most `columns` that are all filled.
+    `margin`: inches above all. Raises MissingPackageError.
+    """
+    n_rows = ceil(count / columns)
+    sizes = [count // n_rows + (row < count % n_rows) for row in range(n_rows)]
+    units = lcm(*sizes)
+    figure, axes = subplots(figsize=(PAGE if count > 1 else COLUMN, n_rows * height + margin))
+    axes[0, 0].remove()
+    cells = figure.add_gridspec(n_rows, units)
+    places = [
+        (row, at * units // size, (at + 1) * units // size) for row, size in enumerate(sizes) for at in range(size)
+    ]
+    return figure, [figure.add_subplot(cells[row, start:stop]) for row, start, stop in places]
+
+
+def fitted(axis: Any, text: str, size: float, *, upright: bool = False, beside: float = 1.0) -> str:
+    """Return a text in lines no longer than the side of a panel that they stand at; `beside`: as of `fitting`."""
+    place = axis.get_position()
+    inches = axis.figure.get_size_inches() * (place.width, place.height)
+    letters = int((0.85 * inches[1] if upright else beside * inches[0]) * 144 / size)  # a letter is half its size wide
+    return "\n".join(wrap(literal(text), max(12, letters), break_long_words=False, break_on_hyphens=False))
+
+
+def fitting(axis: Any, *, beside: float = 1.0) -> float:
+    """Return how many numbers of two digits fit below a panel; `beside`: its share of the width, next to a key."""
+    return float(min(MAX_TICKS, 6 * beside * axis.figure.get_size_inches()[0] * axis.get_position().width))
 
 
 def colormap(name: str) -> Any:
@@ -78,7 +98,7 @@ def save(figure: Figure, path: str | Path) -> None:
         raise InvalidValueError(f"figure {path} has no known suffix: choose {', '.join(SUFFIXES)}")
     require_outside(target)
     with replacing(target) as partial:
-        figure.savefig(partial, format=target.suffix[1:], dpi=160, bbox_inches="tight")
+        figure.savefig(partial, format=target.suffix[1:], dpi=300)
 
 
 def svg(figure: Figure, *, name: str = "figure") -> str:
@@ -95,7 +115,7 @@ def svg(figure: Figure, *, name: str = "figure") -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=metadata)
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|\sxmlns(:xlink)?=\"[^\"]*\"", "", text[text.index("<svg") :], flags=re.S)
     text = text.replace(f"stroke: {GRID}", "stroke: currentColor; stroke-opacity: 0.1")
@@ -133,18 +153,21 @@ def draw_grid(axis: Any, given: Grid, *, x: str = "head", y: str = "layer", **co
     """Draw a grid as colored cells with its numbers at both axes; returns the image. `colors`: of `Axes.imshow`."""
     across, up, values = given
     image = axis.imshow(values, **{"origin": "lower", "aspect": "auto", "interpolation": "nearest", **colors})
-    axis.set_xticks(range(len(across)), across, fontsize=8)
-    axis.set_yticks(range(len(up)), up, fontsize=8)
-    axis.tick_params(length=0)
-    axis.set_xlabel(x, fontsize=9)
-    axis.set_ylabel(y, fontsize=9)
+    step = ceil(len(across) / fitting(axis, beside=0.85))
+    axis.set_xticks(range(0, len(across), step), across[::step], fontsize=SMALL)
+    step = ceil(len(up) / MAX_TICKS)
+    axis.set_yticks(range(0, len(up), step), up[::step], fontsize=SMALL)
+    axis.tick_params(length=0, pad=2)
+    axis.set_xlabel(x, fontsize=LABEL)
+    axis.set_ylabel(y, fontsize=LABEL)
     return image
 
 
 def add_colorbar(axis: Any, image: Any, label: str, **options: Any) -> None:
     """Add the key of the colors of an image beside it; `options`: of `Figure.colorbar`."""
     bar = axis.figure.colorbar(image, ax=axis, pad=0.02, **options)
-    bar.set_label(label, fontsize=9)
+    bar.set_label(label, fontsize=LABEL)
+    bar.ax.tick_params(labelsize=SMALL)
     bar.outline.set_visible(False)
 
 
@@ -166,17 +189,18 @@ def choose_split(splits: Iterable[str], split: str | None) -> str:
 def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Sequence[int] = ()) -> None:
     """Give an axis its title, labels, ticks at `layers` (whole numbers by default), grid and open frame.
 
+    Titles and labels that are longer than the axis are broken, and drawn as they are, without formulas.
     Of more layers than there is space for every second, third ... has a tick.
     """
-    axis.set_title(title, fontsize=11)
-    axis.set_xlabel(x, fontsize=9)
-    axis.set_ylabel(y, fontsize=9)
+    axis.set_title(fitted(axis, title, TITLE), fontsize=TITLE)
+    axis.set_xlabel(fitted(axis, x, LABEL), fontsize=LABEL)
+    axis.set_ylabel(fitted(axis, y, LABEL, upright=True), fontsize=LABEL)
     if layers:
         numbers = sorted(set(layers))
-        axis.set_xticks(numbers[:: ceil(len(numbers) / MAX_TICKS)])
+        axis.set_xticks(numbers[:: ceil(len(numbers) / fitting(axis))])
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.tick_params(labelsize=8)
+    axis.tick_params(labelsize=SMALL)
     axis.grid(axis="y", color=GRID)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -207,19 +231,21 @@ def draw_line(
         low, high = value - deviation, value + deviation
     else:
         value, low, high = (floats(part, column) for column in columns)
-    line = {**look(number), "markersize": 4.5, "linewidth": 1.6, "linestyle": linestyle}
+    line = {**look(number), "markersize": 3.5, "linewidth": 1.3, "linestyle": linestyle}
     axis.plot(part["layer"], value / unit, label=literal(label), **line)
     axis.fill_between(part["layer"], low / unit, high / unit, color=line["color"], alpha=0.18, linewidth=0)
 
 
-def add_legend(figure: Any, axes: Any) -> None:
-    """Add one legend above all panels, with each label once."""
+def add_legend(figure: Any, axes: Iterable[Any]) -> None:
+    """Add one legend above all panels, which keep their size, with each label once; none for a single one."""
     handles: dict[str, Any] = {}
-    for axis in axes.flat:
+    for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    if handles:
-        letters = figure.get_size_inches()[0] * 72 / (0.55 * LEGEND)  # a letter is about .55 of its size wide
-        columns = max(1, min(len(handles), 4, int((letters + 3) / (max(map(len, handles)) + 6))))  # 3 between two
-        options = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": LEGEND}
-        figure.legend(handles.values(), handles.keys(), **options)
+    if len(handles) > 1:
+        width, height = figure.get_size_inches()
+        letters = width * 72 / (0.55 * SMALL)
+        columns = max(1, min(len(handles), 4, int((letters + 3) / (max(map(len, handles)) + 9))))
+        figure.set_size_inches(width, height + 0.05 + 1.55 * ceil(len(handles) / columns) * SMALL / 72)
+        options = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": SMALL}
+        figure.legend(handles.values(), handles.keys(), handlelength=2.6, **options)

@@ -9,7 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, add_legend, choose_split, floats, literal, subplots
+from embstore.plot.drawing import (
+    COLUMN,
+    LABEL,
+    PAGE,
+    PALETTE,
+    SMALL,
+    add_legend,
+    choose_split,
+    fitted,
+    floats,
+    literal,
+    subplots,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,15 +40,15 @@ def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> 
     divided by their sum over the layers of the task, so an outline below 0 is a layer that lowers the score.
     """
     frames, tasks = _frames(summary)
-    size = (1.2 + 4.4 * len(frames), 0.9 + 1.05 * len(tasks))
+    size = (COLUMN if len(frames) == 1 else PAGE, 0.9 + 0.75 * len(tasks))
     figure, axes = subplots(len(tasks), len(frames), figsize=size, sharex="col")
     for column, (model, frame) in enumerate(frames.items()):
         for task, axis in zip(tasks, axes[:, column], strict=True):
             if len(rows := frame.filter(frame["task"] == task)):
                 _draw_task(axis, rows, task, split)
-        axes[-1, column].set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=9)
-    figure.supylabel("share over the layers", fontsize=9)
-    add_legend(figure, axes)
+        axes[-1, column].set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=LABEL)
+    figure.supylabel("share over the layers", fontsize=LABEL)
+    add_legend(figure, axes.flat)
     return figure  # type: ignore[no-any-return]
 
 
@@ -44,8 +56,8 @@ def _draw_task(axis: Any, rows: pl.DataFrame, task: str, split: str | None) -> N
     mixing = rows.filter(rows["metric"] == "mixing").sort("layer")
     layers = mixing["layer"].to_list()
     axis.bar(layers, floats(mixing, "value"), 0.8, color=CENTER, alpha=0.4, label="mixing weight")
-    axis.set_xticks(layers)
-    axis.tick_params(labelsize=8)
+    axis.set_xticks(layers[:: 1 + len(layers) // 14])
+    axis.tick_params(labelsize=SMALL)
     axis.spines[["top", "right"]].set_visible(False)
     axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
     chosen, known, marks = _split(rows, split), _known(rows, split), []
@@ -63,7 +75,7 @@ def _draw_task(axis: Any, rows: pl.DataFrame, task: str, split: str | None) -> N
             marks.append(f"{name} {_shown(value)}")
             if np.isfinite(value):
                 axis.axvline(value, color=color, linestyle="--", linewidth=1, label=metric.replace("_", " "))
-    axis.set_title(literal(f"{task}   {', '.join(marks)}"), fontsize=9, loc="left")
+    axis.set_title(fitted(axis, f"{task}   {', '.join(marks)}", SMALL), fontsize=SMALL, loc="left", pad=3)
 
 
 def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) -> Figure:
@@ -76,7 +88,8 @@ def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) ->
     position: "not determined".
     """
     frames, tasks = _frames(summary)
-    figure, axes = subplots(1, len(frames), figsize=(1.2 + 4.6 * len(frames), 0.9 + 0.62 * len(tasks)))
+    size = (COLUMN if len(frames) == 1 else PAGE, 1.0 + 0.42 * len(tasks))
+    figure, axes = subplots(1, len(frames), figsize=size)
     position = np.arange(len(tasks))
     for axis, (model, frame) in zip(axes[0], frames.items(), strict=True):
         known = [_known(frame.filter(frame["task"] == task), split) for task in tasks]
@@ -88,15 +101,15 @@ def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) ->
             f"{literal(task)}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
             for task, rows in zip(tasks, known, strict=True)
         ]
-        axis.set_yticks(position, labels, fontsize=8)
-        key = "F1 (%): layer 0 → all layers"
-        axis.text(-0.02, -0.6, key, transform=axis.get_yaxis_transform(), va="center", ha="right", fontsize=6.5)
+        axis.set_yticks(position, labels, fontsize=SMALL)
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        axis.annotate("F1 (%): layer 0\n→ all layers", (0, 1), (-4, 1), fontsize=6, **place)
         axis.set_xticks(range(0, top + 1, 1 + top // 14))
         axis.set(xlim=(0, top), ylim=(len(tasks) - 0.4, -0.6))
-        axis.set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=9)
+        axis.set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=LABEL)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(axis="x", labelsize=8)
-    add_legend(figure, axes)
+        axis.tick_params(axis="x", labelsize=SMALL)
+    add_legend(figure, axes.flat)
     return figure  # type: ignore[no-any-return]
 
 
@@ -115,7 +128,7 @@ def _draw_expectation(
     axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
     for at, value, row in zip(y, values, rows, strict=True):
         text = row.get("item") or _shown(value)
-        inside = {"fontsize": 8 if len(text) < 20 else 6.5, "color": "w" if value > 0.12 * top else "black"}
+        inside = {"fontsize": 6.5 if len(text) < 20 else 5.5, "color": "w" if value > 0.12 * top else "black"}
         axis.annotate(text, (0, at), (3, 0), textcoords="offset points", va="center", **inside)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +12,22 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns, quoted
 from embstore.plot.drawing import (
+    COLUMN,
+    LABEL,
+    PAGE,
     PALETTE,
+    SMALL,
+    TITLE,
     add_colorbar,
     check_drawable,
     draw_grid,
+    fitted,
     grid,
     layer_name,
     literal,
     look,
+    panels,
+    style,
     subplots,
 )
 from embstore.store.layout import resolve_layers
@@ -49,24 +58,27 @@ def sense_map(
     for word in words:
         check_drawable(word, ("word", "vectors", "labels", "layers"), what)
         layers = resolve_layers(layers, word.layers)
-    size = (2.6 * len(layers) + 1.6, 2.4 * len(words))
-    figure, axes = subplots(len(words), len(layers), figsize=size)
+    width = PAGE if len(layers) > 1 else COLUMN
+    side = min(2.2, (width - 1.2) / len(layers))
+    figure, axes = subplots(len(words), len(layers), figsize=(width, side * len(words) + 0.6))
     for word, row in zip(words, axes, strict=True):
         labels = sorted(set(word.labels))
         for layer, axis in zip(layers, row, strict=True):
             points = principal_plane(word.vectors[word.layers.index(layer)])
             for number, label in enumerate(labels):
                 mask = np.array(word.labels) == label
-                axis.scatter(*points[mask].T, s=26, alpha=0.85, linewidths=0, label=literal(label), **look(number))
+                axis.scatter(*points[mask].T, s=14, alpha=0.85, linewidths=0, label=literal(label), **look(number))
             axis.set(xticks=[], yticks=[])
             axis.margins(0.12)
             axis.spines[:].set_color(FRAME)
-        row[0].set_ylabel(literal(word.word), fontsize=13, fontweight="bold")
-        row[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=10, handletextpad=0.2)
+        row[0].set_ylabel(literal(word.word), fontsize=TITLE + 1, fontweight="bold")
+        if len(labels) > 1:
+            place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+            row[-1].legend(frameon=False, fontsize=SMALL, handletextpad=0.2, borderaxespad=0, **place)
     for layer, axis in zip(layers, axes[0], strict=True):
-        axis.set_title(layer_name(layer), fontsize=11)
-    figure.suptitle(literal(title), fontsize=13)
-    figure.supxlabel("first two principal components of each panel", fontsize=9)
+        axis.set_title(layer_name(layer), fontsize=TITLE)
+    figure.suptitle(literal(title), fontsize=TITLE + 1)
+    figure.supxlabel("first two principal components of each panel", fontsize=LABEL)
     return figure  # type: ignore[no-any-return]
 
 
@@ -89,18 +101,29 @@ def cluster_map(clusters: Clusters) -> Figure:
     check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
     points = principal_plane(clusters.vectors)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
-    panels = [("by cluster", [f"cluster {number}" for number in numbers])]
+    drawn = [("by cluster", [f"cluster {number}" for number in numbers])]
     if any(label is not None for label in labels):
-        panels.append(("by label", [NO_LABEL if label is None else str(label) for label in labels]))
-    figure, axes = subplots(1, len(panels), figsize=(3.9 * len(panels) + 0.4, 4.1))
-    for (title, names), axis in zip(panels, axes[0], strict=True):
+        drawn.append(("by label", [NO_LABEL if label is None else str(label) for label in labels]))
+    figure, axes = panels(len(drawn), height=3.2, margin=0.3)
+    for (title, names), axis in zip(drawn, axes, strict=True):
         _scatter(axis, points, names)
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("first principal component", fontsize=9)
-        axis.set_ylabel("second principal component", fontsize=9)
-    silhouette = "" if clusters.silhouette is None else f", silhouette {clusters.silhouette:.2f} (p {clusters.p:.2f})"
-    figure.suptitle(f"Occurrences of {literal(clusters.word)}, {layer_name(clusters.layer)}{silhouette}", fontsize=12)
+        style(axis, title=title, x="first principal component", y="second principal component")
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set(visible=True, color=FRAME)
+    titles = [f"Occurrences of {clusters.word}, {layer_name(clusters.layer)}", *_evidence(clusters)]
+    lines = [line for text in titles for line in wrap(literal(text), 54 if len(drawn) == 1 else 110)]
+    figure.suptitle("\n".join(lines), fontsize=TITLE)
     return figure  # type: ignore[no-any-return]
+
+
+def _evidence(clusters: Clusters) -> list[str]:
+    """Return what says how far the clusters are senses: the silhouette, and the purity next to that of no clusters."""
+    said = [] if clusters.silhouette is None else [f"silhouette {clusters.silhouette:.2f} (p {clusters.p:.2f})"]
+    purity, baseline = clusters.purity, clusters.baseline
+    if purity is not None and baseline is not None and len(clusters.frame) > 1:
+        worse = "" if purity > baseline else ": no better than one cluster"
+        said.append(f"purity {purity:.2f}, of one cluster {baseline:.2f}{worse}")
+    return [", ".join(said), *clusters.caveats]
 
 
 def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> None:
@@ -116,13 +139,13 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
     groups |= {name: [name] for name in rest if name not in counts}
     for number, (title, members) in enumerate(groups.items()):
         mask = np.isin(names, members)
-        style = look(number) if number < len(shown) else {"color": GREY, "marker": "."}
+        point = look(number) if number < len(shown) else {"color": GREY, "marker": "."}
         label = f"{literal(title)} ({int(mask.sum())})"
-        axis.scatter(*points[mask].T, s=24, alpha=0.8, linewidths=0, label=label, **style)
-    axis.set(xticks=[], yticks=[])
+        axis.scatter(*points[mask].T, s=14, alpha=0.8, linewidths=0, label=label, **point)
     axis.margins(0.08)
-    axis.spines[:].set_color(FRAME)
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False, fontsize=8, ncols=2, handletextpad=0.1)
+    if len(groups) > 1:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.08)}
+        axis.legend(frameon=False, fontsize=SMALL, ncols=2, handletextpad=0.1, **place)
 
 
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
@@ -132,21 +155,21 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     if not layers:
         raise InvalidValueError("the frame of a CKA map has no row: give what linear_cka returns")
     is_written = max(values.shape) <= MAX_WRITTEN_CELLS
-    cell = 0.42 if is_written else 0.2
-    size = (max(2.4, cell * len(layers)) + 1.6, max(2.2, cell * len(others)) + 0.9)
-    figure, axes = subplots(figsize=size)
-    axis = axes[0, 0]
+    cell = (COLUMN - 1.1) / len(layers)  # inches
+    figure, axes = panels(1, height=min(1.6 * COLUMN, max(1.4, cell * len(others)) + 0.75))
+    axis = axes[0]
     if is_written:
         for (row, column), value in np.ndenumerate(values):
             text = "–" if np.isnan(value) else f"{value:.2f}"
             color = "#111111" if value > 0.6 else "white"
-            axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+            size = min(SMALL, 72 * cell / 2.4)  # four characters fit
+            axis.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
     first, second = map(literal, names or ("", ""))
     labels = {"x": f"{first} layer".strip(), "y": f"{second} layer".strip()}
     image = draw_grid(axis, cells, **labels, vmin=0, vmax=1, cmap="viridis", aspect="equal")
-    axis.set_title("Linear CKA between layers", fontsize=11)
+    axis.set_title("Linear CKA between layers", fontsize=TITLE)
     axis.spines[:].set_visible(False)
     add_colorbar(axis, image, "linear CKA", aspect=25)
     return figure  # type: ignore[no-any-return]
@@ -157,10 +180,10 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     check_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
-    cells = heads, layers, values = grid(frame)
-    figure, axes = subplots(figsize=(0.34 * len(heads) + 1.7, max(1.6, 0.34 * len(layers)) + 0.9))
-    axis = axes[0, 0]
+    cells = _, layers, values = grid(frame)
+    figure, axes = panels(1, height=min(COLUMN, max(1.4, 0.2 * len(layers)) + 0.8))
+    axis = axes[0]
     image = draw_grid(axis, cells, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray")
-    axis.set_title(literal(title or "Self-attention weights of two models"), fontsize=11)
+    axis.set_title(fitted(axis, title or "Self-attention weights of two models", TITLE, beside=0.85), fontsize=TITLE)
     add_colorbar(axis, image, "cosine", aspect=18)
     return figure  # type: ignore[no-any-return]
