@@ -201,9 +201,7 @@ def test_labelled_occurrences_are_those_of_the_table(tmp_path: Path, suffix: str
     np.testing.assert_array_equal(several.vectors, nouns.vectors())
     with pytest.raises(InvalidValueError, match="no word 'bnak': did you mean 'bank'"):
         labelled_occurrences(made.store, "bnak", label="upos")
-    with pytest.raises(
-        InvalidValueError, match="several words have one row where the corpus"
-    ):
+    with pytest.raises(InvalidValueError, match="several words have one row where the corpus"):
         labelled_occurrences(made.store, "the bank", label="upos")
     with pytest.raises(InvalidValueError, match="no column 'ner'"):
         labelled_occurrences(made.store, "bank", label="ner")
