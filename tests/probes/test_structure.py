@@ -168,6 +168,16 @@ def test_planted_trees_are_found_in_their_layer(probe: StructuralProbe, found: P
     assert probe.best_layer() == PLANTED
 
 
+def test_long_vectors_as_of_decoders_are_trained_on_as_shorter_ones(made: TreeStore, tmp_path: Path) -> None:
+    vectors = made.store.vectors(layers=[PLANTED])
+    weights = []
+    for times in (1.0, 50.0):
+        scaled = vectors * times * 20 / np.median(np.linalg.norm(vectors[0], axis=1))
+        store = write_store(tmp_path / f"{times}.zarr", made.trees, scaled.astype(np.float32), layers=(PLANTED,))
+        weights.append(times * fit(TreeStore(store, made.trees), Training(epochs=2)).fitted_.weights.numpy())
+    np.testing.assert_allclose(weights[1], weights[0], rtol=0.05, atol=1e-4)
+
+
 def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: StructuralProbe, found: ProbeResult) -> None:
     frame = found.frame
     assert set(frame["split"]) == {"train", "dev", "test"}
