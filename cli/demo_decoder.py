@@ -58,6 +58,8 @@ def print_decoder(store: es.Store) -> None:
     shares = lens.group_by("layer", maintain_order=True).agg(
         (pl.col("rank") < 1).mean().alias("likeliest"),
         pl.col("rank").median().alias("median rank"),
-        pl.col("entropy").mean().round(1),
+        pl.col("entropy").mean(),
     )
-    print_table([{**row, "likeliest": f"{row['likeliest']:.1%}"} for row in shares.to_dicts()])
+    print_table([
+        {**row, "likeliest": f"{row['likeliest']:.1%}", "entropy": f"{row['entropy']:.1f}"} for row in shares.to_dicts()
+    ])  # fmt: skip
