@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from itertools import accumulate, chain, pairwise, starmap
+from itertools import accumulate, chain, combinations, pairwise, starmap
 from pkgutil import iter_modules
-from typing import Any, cast
+from typing import Any
 
 from embstore.corpus.sentence import KINDS, Document, Sentence, check_sentence
 from embstore.errors import InvalidValueError, quoted
@@ -31,7 +31,8 @@ SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, a
 _RUN = re.compile(r"\S+")
 _LONG_RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 _WHITE = re.compile(r"\s")
-_PLAIN = re.compile("([A-Za-z]+)([,;!?]?)")
+_HYPHENS = re.compile("(--?)")
+_PLAIN = re.compile('([“"‘]?)([A-Za-z]+(?:--?[A-Za-z]+){0,3})((?:(?<=[a-z])[.]|[,;!?])?[”"’]?)')
 _LETTER = r"[^\W\d_]"
 _CLOSING = "\"'”’»)]*_"
 
@@ -278,21 +279,25 @@ class _Runs(dict[str, tuple[Sequence[str], Sequence[int]]]):
     space after the run.
     """
 
-    def __init__(self, language: str) -> None:
-        self.language = language
-        self.tokenizer = _rules(language)
+    def __init__(self, language: str, tokenizer: Any) -> None:
+        self.language, self.tokenizer = language, tokenizer
 
     def __missing__(self, run: str) -> tuple[Sequence[str], Sequence[int]]:
         if len(self) >= MAX_RUNS:
             self.clear()
             self.tokenizer = _rules(self.language)  # it remembers words, too
-        plain = _PLAIN.fullmatch(run) if self.language == "en" and run not in self.tokenizer.rules else None
-        if plain:  # no rule of English is about letters alone, and these marks are always words
-            words = [run] if plain[1] == run else [*self[plain[1]][0], plain[2]]
-        else:
+        plain = _PLAIN.fullmatch(run) if self.language == "en" and len(run) <= MAX_WORD else None
+        words = list(filter(None, [plain[1], *_HYPHENS.split(plain[2]), *plain[3]])) if plain else []
+        # No pattern of English is about letters alone, and these marks are always words; but there may be a rule.
+        if not words or not self.tokenizer.rules.keys().isdisjoint(map("".join, _in_a_row(words))):
             words = [token.text for part in _short_runs(run) for token in self.tokenizer(part)]
         self[run] = split = tuple(words), (*map(len, words[:-1]), len(words[-1]) + 1)
         return split
+
+
+def _in_a_row(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield all parts of a sequence without gaps."""
+    return (words[start:stop] for start, stop in combinations(range(len(words) + 1), 2))
 
 
 def _located(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
@@ -324,24 +329,33 @@ def _tokenizer(language: str) -> Any:
     import spacy
 
     rules = _rules(language)
-    return _Runs(language) if isinstance(rules, spacy.tokenizer.Tokenizer) else rules
+    return _Runs(language, rules) if isinstance(rules, spacy.tokenizer.Tokenizer) else rules
 
 
 def _rules(language: str) -> Any:
+    """Return spaCy's tokenizer of a language: words also end at a dash of hyphens with a space on one side."""
     import spacy
 
     with suppress(ImportError):
         if language == "zh":
             import_module("jieba").setLogLevel("ERROR")  # or it tells of its dictionary
-    try:
-        nlp = spacy.blank(language, config={"nlp": {"tokenizer": {"segmenter": "jieba"}}} if language == "zh" else {})
-    except ImportError as error:
-        needed = f"pip install {SEGMENTERS[language]}" if language in SEGMENTERS else " ".join(str(error).split())
-        raise InvalidValueError(f"language {language}: its words need another package: {needed}") from None
-    if isinstance(nlp.tokenizer, spacy.tokenizer.Tokenizer):  # a dash of hyphens, also where a space is on one side
-        prefixes = [*(nlp.Defaults.prefixes or ()), rf"--+(?={_LETTER})"]
-        suffixes = [*(nlp.Defaults.suffixes or ()), rf"(?<={_LETTER})--+"]
-        nlp.tokenizer.prefix_search = spacy.util.compile_prefix_regex(prefixes).search
-        nlp.tokenizer.suffix_search = spacy.util.compile_suffix_regex(suffixes).search
-    cast(Any, nlp.vocab).lex_attr_getters = {}  # the shape, case and so on of each word take as long as splitting
-    return nlp.tokenizer
+    kind = spacy.util.get_lang_class(language)
+    if kind.default_config["nlp"]["tokenizer"]["@tokenizers"] != "spacy.Tokenizer.v1":
+        segmenter = {"nlp": {"tokenizer": {"segmenter": "jieba"}}} if language == "zh" else {}
+        try:
+            nlp: Any = spacy.blank(language, config=segmenter)
+        except ImportError as error:
+            needed = f"pip install {SEGMENTERS[language]}" if language in SEGMENTERS else " ".join(str(error).split())
+            raise InvalidValueError(f"language {language}: its words need another package: {needed}") from None
+        nlp.vocab.lex_attr_getters = {}  # the shape, case and so on of each word take as long as splitting
+        return nlp.tokenizer
+    rules, util = kind.Defaults, spacy.util
+    return spacy.tokenizer.Tokenizer(
+        spacy.vocab.Vocab(),
+        rules=rules.tokenizer_exceptions,
+        prefix_search=util.compile_prefix_regex([*(rules.prefixes or ()), rf"--+(?={_LETTER})"]).search,
+        suffix_search=util.compile_suffix_regex([*(rules.suffixes or ()), rf"(?<={_LETTER})--+"]).search,
+        infix_finditer=util.compile_infix_regex(rules.infixes).finditer if rules.infixes else None,
+        token_match=rules.token_match,
+        url_match=rules.url_match,
+    )

@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
+import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,6 +235,30 @@ def test_words_of_a_text_are_those_of_spacy(data: Path) -> None:
     for sentence in PLAIN.document(Document(text)):
         whole = " ".join(str(sentence).split())
         assert sentence.words == [token.text for token in tokenizer(whole) if not token.text.isspace()]
+
+
+def test_words_that_no_pattern_is_about_are_those_of_spacy() -> None:
+    """What is plain to look at may have a rule of its own, with a mark before or after it, or as a part of it."""
+    tokenizer, random = splitting._rules("en"), Random(0)
+    words, rules = ["a", "I", "bank", "Bank", "XD", "o", "mother", "the", "can", "s", "t"], sorted(tokenizer.rules)
+    runs = splitting._tokenizer("en")
+    n_plain = 0
+    for _ in range(30_000):
+        chosen = [random.choice(random.choice([words, rules])) for _ in range(random.choice([1, 1, 2, 3]))]
+        run = random.choice(["", "", *'“"‘']) + random.choice(["-", "--"]).join(chosen)
+        run += random.choice(["", *".,;!?"]) + random.choice(["", *'”"’'])
+        if not re.search(r"\s", run):
+            n_plain += splitting._PLAIN.fullmatch(run) is not None
+            assert list(runs[run][0]) == [token.text for token in tokenizer(run)], run
+    assert n_plain > 10_000
+
+
+@pytest.mark.parametrize("language", ["de", "en", "es", "fa", "fr", "ru", "xx"])
+@pytest.mark.quick(2)
+def test_rules_are_those_of_spacy(language: str) -> None:
+    nlp = spacy.blank(language)
+    text = f"{PROSE} {' '.join(nlp.Defaults.tokenizer_exceptions)} 3km/h, l'eau $5.50 (x)."
+    assert [token.text for token in splitting._rules(language)(text)] == [token.text for token in nlp.tokenizer(text)]
 
 
 def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
