@@ -15,7 +15,7 @@ from PIL import Image  # noqa: E402
 
 from tests.documents import blocks, write_folder  # noqa: E402
 
-WIDTH = 1200  # pixels of a figure
+SCALE = 4 / 7  # pixels of the site by those of a print: a page is 1200 wide
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
             exec(compile(block.code, str(block.page), "exec"), names)
         for figure in sorted(Path().glob("*.png")):
             image = Image.open(figure).convert("RGB")
-            image.thumbnail((WIDTH, 4 * WIDTH))
+            image = image.resize([round(SCALE * side) for side in image.size], Image.Resampling.LANCZOS)
             image.quantize(256).save(ROOT / "docs" / "images" / figure.name, optimize=True)
             print(figure.name, (ROOT / "docs" / "images" / figure.name).stat().st_size)
 

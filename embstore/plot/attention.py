@@ -111,7 +111,8 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     names = [f"{item} {layer}.{head}" for item, layer, head in best.select("item", "layer", "head").iter_rows()]
     for number, (metric, label) in enumerate(DIRECTIONS.items()):
         own = (best["metric"] == metric).to_numpy()
-        axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, color=PALETTE[number], label=label)
+        if own.any():  # none would have the colour of another in the legend
+            axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, color=PALETTE[number], label=label)
     axis.barh(places + 0.2, floats(best, "baseline"), 0.38, color="#bbbbbb", label="best fixed offset")
     style(axis, title="Words of a relation: best layer.head", x="share of words")
     axis.grid(False)
