@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from embstore.errors import InputError, InvalidValueError, ModelError, quoted
 from embstore.store import Selection, Store, open_store
-from embstore.store.sinks import find_sinks
 
 if TYPE_CHECKING:
     from embstore.models import Encoder
@@ -62,7 +61,7 @@ class Explored:
 
     def sinkless(self, chosen: Selection) -> Selection:
         """Return a selection without attention sinks, beside which all else is one point; itself where none else is."""
-        if not self.once("sinks", lambda: find_sinks(self.store)):
+        if not self.once("sinks", lambda: self.store.describe().get("sinks")):
             return chosen
         return self.store.select(rows=chosen.rows, layers=chosen.layers, sinks=False) or chosen
 

@@ -22,7 +22,6 @@ from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
 from embstore.intervals import MIN_UNITS, exact, expanded, worth
 from embstore.models import load_encoder, model_kind, save_untrained
-from embstore.models.names import split_begin
 from embstore.store import write_frame
 
 LOG = logging.getLogger("embstore_studies")
@@ -203,7 +202,7 @@ class Run(Generic[Settings]):
         path = self.out / "models" / f"{name}-untrained-{seed}"
         if not path.is_dir():
             self.step(f"random weights of {name}", lambda: save_untrained(model, path, seed=seed))
-        return split_begin(model)[0] + str(path)
+        return model.removesuffix(without_begin(model)) + str(path)
 
     def with_untrained(
         self, name: str, untrained: bool, extract: Callable[[str, str, str], es.Store], layers: str = "all"
@@ -252,6 +251,11 @@ def quiet() -> Iterator[None]:
     finally:
         reports.set_verbosity(level)
         reports.enable_progress_bar()
+
+
+def without_begin(model: str) -> str:
+    """Return the name of a model without "bos:" or "nobos:", which say how its contexts begin."""
+    return model.removeprefix("bos:").removeprefix("nobos:")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@ import embstore as es
 from embstore.corpus import Corpus, Keep, Sentence, open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.models import Encoder, bag_encoder, load_encoder, vector_encoder
-from embstore.models.names import split_begin
 from embstore.probes import ClassProbe, ProbeResult, WordSplit, load, split_words
 from embstore.vectors import WordVectors, write_vectors
 from embstore_studies.finetuning import (
@@ -26,7 +25,7 @@ from embstore_studies.finetuning import (
     label_names,
     read_items,
 )
-from embstore_studies.study import LOG, SPLITS, Run, StudyResult, StudySettings, methods
+from embstore_studies.study import LOG, SPLITS, Run, StudyResult, StudySettings, methods, without_begin
 from embstore_studies.zhao2020_report import Scores, figures_of, sections
 
 LABEL = "class"
@@ -258,7 +257,7 @@ def extract_all(study: Study, model: Encoder) -> Stores:
     settings = study.settings
     skipgram = train_skipgram(study)
     random = load_encoder(f"random:{settings.skipgram_size}")
-    subwords = load_encoder(f"subwords:{split_begin(study.model)[1]}")
+    subwords = load_encoder(f"subwords:{without_begin(study.model)}")
     trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
     words = {
         "Rand": extract_one(study, "rand", random),

@@ -271,7 +271,7 @@ def test_a_map_has_each_occurrence_once_a_panel(store: Store, monkeypatch: pytes
     ):
         figure = es.plot.cluster_map(found)
         assert [axis.get_title() for axis in figure.axes] == titles
-        assert figure.get_suptitle().startswith("Occurrences of bank, layer 2, silhouette ")
+        assert figure.get_suptitle().startswith("Occurrences of bank, layer 2\nsilhouette ")
         points = principal_plane(found.vectors)
         names = [f"cluster {number}" for number in found.occurrences["cluster"]]
         for axis in figure.axes:
@@ -292,7 +292,7 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
     assert len(names) == 9
     assert names[7].startswith("4 others")
     assert names[8] == "no label (5)"
-    assert figure.get_suptitle().startswith(r"Occurrences of \$ank, layer 2, silhouette ")
+    assert figure.get_suptitle().startswith("Occurrences of \\$ank, layer 2\nsilhouette ")
 
 
 def test_without_umap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
