@@ -126,10 +126,9 @@ def _draw_expectation(
     errors = np.nan_to_num(np.maximum(errors, 0))
     label = "deviation over seeds; interval over sentences" if metric == "expected_layer" else None
     axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
-    for at, value, row in zip(y, values, rows, strict=True):
-        text = row.get("item") or _shown(value)
-        inside = {"fontsize": 6.5 if len(text) < 20 else 5.5, "color": "w" if value > 0.12 * top else "black"}
-        axis.annotate(text, (0, at), (3, 0), textcoords="offset points", va="center", **inside)
+    for at, value in zip(y, values, strict=True):
+        inside = {"fontsize": 6.5, "color": "w" if value > 0.12 * top else "black"}
+        axis.annotate(_shown(value), (0, at), (3, 0), textcoords="offset points", va="center", **inside)
 
 
 def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], list[str]]:
