@@ -31,7 +31,7 @@ section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.4r
 nav ol, ul { padding-left: 1.3rem; } li { margin: .25rem 0; }
 .blocks { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
 .wide { flex: 1 1 100%; }
-figure { margin: .6rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; display: block; }
+figure { margin: .6rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; display: block; zoom: 1.25; }
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 caption { text-align: start; padding-bottom: .3rem; }

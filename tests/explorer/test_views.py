@@ -193,6 +193,44 @@ def test_two_stores_are_compared(view: Opened) -> None:
     becomes(page, found[0].all_inner_texts, found[1].all_inner_texts())
 
 
+def test_an_empty_view_shows_an_example_and_others_to_choose(view: Opened, stores: list[Path]) -> None:
+    page = view(view="neighbors")
+    expect(page.locator(".examples a")).to_have_count(3)
+    example = page.locator(".quote mark").inner_text()
+    shown = page.locator(".neighbors .strong")
+    assert example not in {text.casefold() for text in shown.all_inner_texts()}
+    page.get_by_label("Other words").uncheck()
+    page.locator(".neighbors .strong", has_text=re.compile(f"^{example}$")).first.wait_for()
+    page.locator(".examples a").first.click()
+    becomes(page, lambda: values(page).get("word"), example)
+
+    page = view(view="sentence", label="-")
+    page.get_by_role("searchbox").fill("RIVER   bank 7")
+    page.get_by_role("button", name="Search").click()
+    page.locator(".found-sentences a").click()
+    becomes(page, page.locator(".sentence-text").inner_text, "the river bank 7 is old")
+
+
+def test_one_store_is_compared_at_two_layers_and_opened_again_where_it_is_replaced(
+    browser: Any, stores: list[Path], tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(stores[0], tmp_path / "one" / "s.zarr"))
+    with served(store, XDG_CACHE_HOME=str(tmp_path / "cache")) as address:
+        view = Opened(browser, address)
+        page = view(view="compare", of="neighbors", word="bank")
+        layers = [each.input_value() for each in page.locator(".columns select").all()]
+        assert layers == ["1", "3"]
+        page = view(view="neighbors", width=390, row=5)
+        shutil.rmtree(store)
+        shutil.copytree(stores[1], store)
+        page.get_by_label("Other words").check()
+        page.get_by_role("button", name="Open again").click()
+        expect(page.locator(".neighbors li").first).to_be_visible()
+        assert "row" not in values(page)
+        view.complaints[:] = [each for each in view.complaints if "Failed to load resource" not in each]
+        view.close()
+
+
 def test_tables_pictures_and_calls_are_saved(view: Opened, stores: list[Path]) -> None:
     page = view(view="word", word="bank")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
