@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -153,14 +154,20 @@ class BatchedEncoder(Encoder):
             with memory_needed(f"the self-check of {self.info.name!r}", self.device):
                 options: dict[str, Any] = {"pooling": pooling, "attention_window": attention_window}
                 parts = self.check_sentences(tokenized, attention_window, longest, n_subwords)
-                samples = [self._sample(part, deepest, chosen, sites, options) for part, deepest in parts]
+                samples = [self._sample(part, deepest, chosen, sites, **options) for part, deepest in parts]
                 self.sink_ratio = max(each.first_ratio for each in samples)
                 options["sites"] = sites
 
                 def difference(batching: str) -> float:
                     self.batching = batching
+                    size = self.check_batch_subwords
+                    passes = (
+                        self.encode(each.tokenized, each.spans, layers=each.layers, batch_subwords=size, **options)
+                        for each in samples
+                    )
+                    expected = (each.expected for each in samples)
                     with self.runner.trial():
-                        return max(self._difference(each, options) for each in samples)
+                        return max(map(largest_difference, passes, expected, repeat(self.outliers)))
 
                 found, refused = self._differences(difference, batchings)
                 if not found and self.drop_fast_layers():
@@ -181,12 +188,7 @@ class BatchedEncoder(Encoder):
         return found[best]
 
     def _sample(
-        self,
-        tokenized: Tokenized,
-        deepest: int | None,
-        layers: Sequence[int],
-        sites: Sequence[str],
-        options: Mapping[str, Any],
+        self, tokenized: Tokenized, deepest: int | None, layers: Sequence[int], sites: Sequence[str], **options: Any
     ) -> Sample:
         """Return sentences with their plain vectors: in these layers, or in the first ones, `deepest` the last."""
         spans = word_spans(tokenized, self.info.max_subwords)
@@ -195,12 +197,6 @@ class BatchedEncoder(Encoder):
             layers = range(deepest + 1)
         plain = partial(self._require_plain, tokenized, spans, layers=layers, deepest=deepest, **options)
         return Sample(tokenized, spans, layers, {site: plain(site=site) for site in sites})
-
-    def _difference(self, sample: Sample, options: Mapping[str, Any]) -> float:
-        passes = self.encode(
-            sample.tokenized, sample.spans, layers=sample.layers, batch_subwords=self.check_batch_subwords, **options
-        )
-        return largest_difference(passes, sample.expected, self.outliers)
 
     def _differences(
         self, difference_of: Callable[[str], float], batchings: Sequence[str]
@@ -315,12 +311,7 @@ class BatchedEncoder(Encoder):
 
     @abstractmethod
     def plain_states(
-        self,
-        tokenized: Tokenized,
-        sentence: int,
-        attention_window: int | None,
-        site: str,
-        deepest: int | None = None,
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features].
 

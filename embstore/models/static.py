@@ -183,12 +183,7 @@ class StaticEncoder(BatchedEncoder):
         return self.table.text(index)
 
     def plain_states(
-        self,
-        tokenized: Tokenized,
-        sentence: int,
-        attention_window: int | None,
-        site: str,
-        deepest: int | None = None,
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
     ) -> Mapping[int, torch.Tensor]:
         """Return the vectors of a sentence's subwords, each looked up for itself: one layer [n_subwords, hidden_size].
 

@@ -68,12 +68,7 @@ class ElmoEncoder(BatchedEncoder):
         return self._words.word(index)
 
     def plain_states(
-        self,
-        tokenized: Tokenized,
-        sentence: int,
-        attention_window: int | None,
-        site: str,
-        deepest: int | None = None,
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
         first, last = tokenized.bounds[sentence : sentence + 2]

@@ -135,12 +135,7 @@ class TransformerEncoder(BatchedEncoder):
         return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
 
     def plain_states(
-        self,
-        tokenized: Tokenized,
-        sentence: int,
-        attention_window: int | None,
-        site: str,
-        deepest: int | None = None,
+        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence at a site, without special subwords, each [n_subwords, features].
 
