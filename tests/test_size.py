@@ -52,12 +52,13 @@ def members() -> int:
 
 
 # What is counted, how, and the most that it may be: a limit only falls. Decoders (lens, directions, probes of rows,
-# packing, sinks, sites) raised it by 1,900 lines of code, 1,100 of tests and 800 words.
+# packing, sinks, sites) raised it by 1,900 lines of code, 1,100 of tests and 800 words; other words as neighbours,
+# calls that do not grow with rows or types and self-checks as small as the job by 400 lines of code and 400 of tests.
 SIZES: list[tuple[str, Callable[[], int], int]] = [
-    ("lines of embstore and cli", lambda: lines("embstore", "cli"), 43_900),
+    ("lines of embstore and cli", lambda: lines("embstore", "cli"), 44_300),
     ("lines of studies and explorer", lambda: lines("studies", "explorer", suffixes=(".py",)), 8_500),
     ("lines of benchmarks", lambda: lines("benchmarks"), 3_000),
-    ("lines of tests", lambda: lines("tests"), 39_100),
+    ("lines of tests", lambda: lines("tests"), 39_500),
     ("options and settings of the command line", lambda: sum(map(sum, knobs().values())), MAX_KNOBS),
     ("names at the top level", lambda: len(embstore.__all__), 28),
     ("names in packages", names_in_packages, 110),
