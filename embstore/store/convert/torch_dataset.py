@@ -119,7 +119,8 @@ class TorchDataset(IterableDataset[Examples]):
         turn, n_turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
         order = np.random.default_rng([self._seed, self.epoch]).permutation(n_rows) if self._shuffle else None
         starts = range(self._start + turn * size, self._start + len(self) * size, n_turns * size)
-        row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
+        store = self._selection.store
+        row_nbytes = len(self._selection.layers) * store.hidden_size * STORED[store.dtype].itemsize
         nbytes = REMOTE_GROUP_NBYTES if self._selection.store.source.is_remote else GROUP_NBYTES
         n_grouped = max(1, nbytes // (row_nbytes * size))  # batches that are read at once
 

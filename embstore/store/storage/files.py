@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -363,7 +364,14 @@ class MappedFile:
 def reads_far_ahead(path: object) -> bool:
     """Whether the system itself reads as far ahead as disks need of bytes that are used in order: Linux often not."""
     try:
-        device = os.stat(str(path)).st_dev
+        return _reads_far_ahead(os.stat(str(path)).st_dev)
+    except OSError:
+        return False
+
+
+@lru_cache
+def _reads_far_ahead(device: int) -> bool:
+    try:
         limit = Path("/sys/class/bdi", f"{os.major(device)}:{os.minor(device)}", "read_ahead_kb").read_text()
         return int(limit) * 1024 >= FAR_NBYTES
     except (OSError, ValueError, AttributeError):
