@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from embstore.corpus.sentence import KINDS, Document, Sentence, check_sentence
-from embstore.errors import InvalidValueError, quoted
+from embstore.errors import CorpusError, InvalidValueError, quoted
 
 SPLITS = ("sentences", "lines")
 WORDS = ("punctuation", "spaces")
@@ -168,7 +168,12 @@ class Splitter:
 
         *lines, last = text.split("\n")
         joined = " ".join([*map(str.rstrip, lines), last])
-        starts = [each["start_index"] for each in sentencex.get_sentence_boundaries(self.language, joined)] or [0]
+        try:
+            starts = [each["start_index"] for each in sentencex.get_sentence_boundaries(self.language, joined)] or [0]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+                raise
+            raise CorpusError(f"sentencex fails on the text {quoted(joined[:80])}: give split=lines") from None
         if len(joined) == len(text):
             return starts
         of_lines = list(accumulate((len(line.rstrip()) + 1 for line in lines), initial=0))

@@ -316,3 +316,12 @@ def test_spans_of_a_document() -> None:
 def test_bad_spans(spans: list[Span], expected: str) -> None:
     with pytest.raises(CorpusError, match=f"^sentence 0: {expected}"):
         list(open_corpus([Document("and so", spans=spans)]))
+
+
+def test_a_text_on_which_sentencex_ends_in_a_panic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(language: str, text: str) -> None:
+        raise type("PanicException", (BaseException,), {})("byte index 5 is not a char boundary")
+
+    monkeypatch.setattr("sentencex.get_sentence_boundaries", panic)
+    with pytest.raises(CorpusError, match="sentencex fails on the text 'foi. Sim.': give split=lines"):
+        list(open_corpus(["foi. Sim."]))
