@@ -323,5 +323,5 @@ def test_a_text_on_which_sentencex_ends_in_a_panic_is_named(monkeypatch: pytest.
         raise type("PanicException", (BaseException,), {})("byte index 5 is not a char boundary")
 
     monkeypatch.setattr("sentencex.get_sentence_boundaries", panic)
-    with pytest.raises(CorpusError, match="sentencex fails on the text 'foi. Sim.': give split=lines"):
+    with pytest.raises(CorpusError, match="sentencex fails on the text 'foi"):
         list(open_corpus(["foi. Sim."]))
