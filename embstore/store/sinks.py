@@ -16,14 +16,16 @@ FEW_CONTEXTS = 8  # of fewer than these the median may be that of one unusual wo
 N_POSITIONS = 4  # of a context that are looked at: models have one or two sinks
 N_CONTEXTS = 32
 N_OTHERS = 512  # vectors for the median
+READ_ROWS = 2**16
 
 
 class Sinks(NamedTuple):
-    """`positions`: in a context, counted in subwords. `ratio`: their length by the median of `layer`."""
+    """`positions`: in a context, counted in subwords. `ratio`: their length by the `median` of others at `layer`."""
 
     positions: tuple[int, ...]
     ratio: float
     layer: int
+    median: float
 
 
 def find_sinks(store: Any) -> Sinks | None:
@@ -46,7 +48,8 @@ def find_sinks(store: Any) -> Sinks | None:
     if not len(sinks):
         return None
     ratios = ratios[sinks].max(0)
-    return Sinks(tuple(sinks.tolist()), float(ratios.max()), store.layers[int(ratios.argmax())])
+    at = int(ratios.argmax())
+    return Sinks(tuple(sinks.tolist()), float(ratios[at]), store.layers[at], float(lengths[at]))
 
 
 def _lengths(store: Any, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -59,6 +62,18 @@ def _lengths(store: Any, rows: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def rows_without_sinks(store: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of the rows that are no sinks."""
-    sinks = find_sinks(store)
-    return rows if sinks is None else rows[~np.isin(place(store.index, "context_position", rows), sinks.positions)]
+    """Return those of the rows that are no sinks.
+
+    In a few contexts the sink is another one of the first positions: these rows are measured one by one.
+    """
+    if (sinks := find_sinks(store)) is None:
+        return rows
+    positions = place(store.index, "context_position", rows)
+    left = ~np.isin(positions, sinks.positions)
+    near = np.flatnonzero(left & (positions < N_POSITIONS))
+    for start in range(0, len(near), READ_ROWS):
+        some = near[start : start + READ_ROWS]
+        vectors = store.vectors(rows[some], layers=sinks.layer, missing="nan").astype(np.float64)
+        # Halfway, as a factor, between other rows and sinks. NaN, not written yet, is no sink.
+        left[some] = ~(np.linalg.norm(vectors, axis=1) > sinks.median * sinks.ratio**0.5)
+    return rows[left]

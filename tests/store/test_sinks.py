@@ -69,3 +69,14 @@ def test_a_position_later_in_a_context_is_no_sink(tmp_path: Path) -> None:
     _, store = stored(tmp_path, 9)
     assert (place(store.index, "context_position", np.arange(store.n_rows)) == 9).any()
     assert find_sinks(store) is None
+
+
+def test_a_context_whose_sink_is_another_position_is_measured(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 1, 9, 8)).astype(np.float32)
+    vectors[:, :, 0] *= 100
+    vectors[[5, 7], :, :2] = vectors[[5, 7], :, 1::-1]  # the second word is the sink, not the first
+    store = es.store.write_arrays(tmp_path / "s.zarr", [list("abcdefghi")] * 20, vectors, model="m", dtype="float32")
+    assert find_sinks(store) is not None
+    left = store.select(sinks=False).rows
+    assert left.tolist() == [row for row in range(180) if row % 9 and row not in (5 * 9 + 1, 7 * 9 + 1)]
+    assert store.select(sinks=False, words=["a", "b"]).rows.tolist() == [row for row in left if row % 9 == 1]
