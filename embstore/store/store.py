@@ -264,7 +264,8 @@ class Store:
         if not self.metadata.virtual and not self.source.is_remote:
             with suppress(StoreDamagedError):  # which verify reports
                 if sinks := find_sinks(self):
-                    described["sinks"] = {"positions": list(sinks.positions), "ratio": sinks.ratio, "layer": sinks.layer}
+                    positions = list(sinks.positions)
+                    described["sinks"] = {"positions": positions, "ratio": sinks.ratio, "layer": sinks.layer}
         if members != [self.source]:
             names = member_names([member.path for member in members])
             described["members"] = [
