@@ -3,8 +3,9 @@
 python examples/sparse_autoencoder.py STORE.zarr [LAYER] [EPOCHS]
 
 On 211,600 subwords of novels and web text (layer 8 of SmolLM2-135M, contexts of 128, 1,700 sinks left out) three epochs
-explain 86 % of the variance of a batch of training with 8 of 2,304 features a vector. Batches shuffled over all rows take no more memory
-than those over 25,000 do (174 MB with PyTorch; 317 MB in training); beside it the system may cache the store's file.
+explain 86 % of the variance of a batch of training with 8 of 2,304 features a vector. Batches shuffled over all rows
+take no more memory than those over 25,000 do (174 MB with PyTorch; 317 MB in training); beside it the system may cache
+the store's file.
 """
 
 import sys
