@@ -21,7 +21,7 @@ def main(path: str, layer: int = -1, epochs: int = 5) -> tuple[float, float]:
     torch.manual_seed(0)
     rows = es.open(path).select(layers=layer, sinks=False)  # the loss would be that of the sinks alone
     batches = rows.to_torch(batch_size=256, shuffle=True, dtype=torch.float32)
-    sample = next(iter(batches)).vectors[:, 0]
+    sample = next(iter(batches)).vectors
     size = sample.shape[1]
     encoder, decoder = torch.nn.Linear(size, 4 * size), torch.nn.Linear(4 * size, size)
     decoder.weight.data = torch.nn.functional.normalize(encoder.weight.data.T, dim=0).contiguous()
@@ -35,7 +35,7 @@ def main(path: str, layer: int = -1, epochs: int = 5) -> tuple[float, float]:
     for epoch in range(epochs):
         batches.set_epoch(epoch)  # another order in each epoch
         for batch in batches:
-            vectors = batch.vectors[:, 0]
+            vectors = batch.vectors
             loss = (decoder(encoded(vectors)) - vectors).square().mean()
             optimizer.zero_grad()
             loss.backward()

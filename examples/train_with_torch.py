@@ -17,7 +17,7 @@ EPOCHS = 30
 
 
 def accuracy(probe: torch.nn.Module, batches: Iterable[Any]) -> float:
-    right = [(probe(batch.vectors[:, 0]).argmax(-1) == batch.labels).float() for batch in batches]
+    right = [(probe(batch.vectors).argmax(-1) == batch.labels).float() for batch in batches]
     return float(torch.cat(right).mean())
 
 
@@ -37,7 +37,7 @@ def main(path: str, label: str, layer: int = -1) -> float:
     for epoch in range(EPOCHS):
         batches.set_epoch(epoch)  # another order in each epoch, the same ones in each run
         for batch in batches:
-            loss = torch.nn.functional.cross_entropy(probe(batch.vectors[:, 0]), batch.labels)
+            loss = torch.nn.functional.cross_entropy(probe(batch.vectors), batch.labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -364,6 +364,7 @@ class Selection:
     """Some occurrences and layers of a store, the input of every analysis. Made by `Store.select`; read lazily.
 
     `rows`: int64 [n], ascending, or in the order that `select` was given. `layers`: the numbers of the layers.
+    `has_one_layer`: whether its arrays have no axis of layers, as of `layers=6`.
     """
 
     def __init__(
@@ -376,7 +377,8 @@ class Selection:
     ) -> None:
         self.store = store
         self.layers = resolve_layers(layers, store.layers)
-        self._layers = layers if is_one_layer(layers) else self.layers
+        self.has_one_layer = is_one_layer(layers)  # and no axis of layers; not so for [6]
+        self._layers = self.layers[0] if self.has_one_layer else self.layers
         self._given = rows
         self._conditions = tuple(conditions)
 

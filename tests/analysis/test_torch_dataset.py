@@ -187,7 +187,7 @@ def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, store
     for layers, dtype in product((None, 5), (None, torch.float32, torch.float16, torch.bfloat16, torch.float64)):
         selection = store.select(layers=layers)
         found = joined(TorchDataset(selection, dtype=dtype, batch_size=100)).vectors
-        expected = values if layers is None else values[:, -1:]
+        expected = values if layers is None else values[:, -1]  # no axis of layers
         assert found.dtype == (dtype or DTYPES[stored])
         assert torch.equal(found, expected.to(found.dtype))
 

@@ -87,7 +87,7 @@ def test_saelens(model: Path, store: es.Store, tmp_path: Path) -> None:
     torch.nn.init.normal_(sae.b_enc)
     with torch.no_grad():
         batches = store.select(layers=2).to_torch(batch_size=4)
-        theirs = torch.cat([sae.encode(batch.vectors[:, 0]) for batch in batches]).numpy()
+        theirs = torch.cat([sae.encode(batch.vectors) for batch in batches]).numpy()
     found = es.activations(store, sae.W_enc.T.detach().numpy(), bias=sae.b_enc.detach().numpy(), layers=2, k=1)
     np.testing.assert_allclose(np.maximum(found.summary["highest"], 0), theirs.max(0), atol=1e-4)
     np.testing.assert_allclose(found.summary["share"], (theirs > 0).mean(0))

@@ -25,7 +25,10 @@ STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class Examples(NamedTuple):
-    """A batch: `vectors` [n, layer, hidden_size], `rows` int64 [n], `labels` [n], and `columns` by name, each [n]."""
+    """A batch: `vectors` [n, layer, hidden_size], or [n, hidden_size] of one layer such as `layers=6`.
+
+    `rows` int64 [n], `labels` [n], and `columns` by name, each [n].
+    """
 
     vectors: torch.Tensor
     rows: torch.Tensor
@@ -147,7 +150,8 @@ class TorchDataset(IterableDataset[Examples]):
         kind = np.dtype(np.uint16) if store.dtype == "bfloat16" else VALUE_DTYPE[store.dtype]
         held = np.empty((len(layers), len(rows), store.hidden_size), kind)
         vectors = torch.from_numpy(store.vectors(rows, layers=layers, out=held)).view(STORED[store.dtype])
-        vectors = vectors.transpose(0, 1).to(self._dtype).contiguous()
+        vectors = vectors[0] if self._selection.has_one_layer else vectors.transpose(0, 1)
+        vectors = vectors.to(self._dtype).contiguous()
         return Examples(vectors, torch.from_numpy(rows), torch.from_numpy(labels), self._read_columns(rows))
 
     def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
