@@ -70,7 +70,7 @@ print(n_rows, status["VmHWM"].split()[0])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc with the peak of a process")
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
 def test_a_table_of_any_number_of_rows_is_read_in_as_much_memory(tmp_path: Path, suffix: str) -> None:
-    """400,000 rows of 200 random characters: 80 MB more, of which a quarter is allowed."""
+    """400,000 rows of 200 random characters: 80 MB more, of which a third is allowed."""
     peaks = []
     for n_rows in (50_000, 450_000):
         digits = random.Random(1).randbytes(100 * n_rows).hex()
@@ -86,4 +86,4 @@ def test_a_table_of_any_number_of_rows_is_read_in_as_much_memory(tmp_path: Path,
         counted, peak_kib = map(int, found.stdout.split())
         assert counted == n_rows
         peaks.append(peak_kib)
-    assert peaks[1] - peaks[0] < 20 * 1024, peaks
+    assert peaks[1] - peaks[0] < 27 * 1024, peaks

@@ -208,11 +208,11 @@ class Plan:
     def summary(self) -> list[tuple[str, str]]:
         """Return what will be stored, how large and how long, the first sentences as they were split, and notes."""
         layout, layers, cost, info = self.layout, self.metadata.layers, self.estimate, self.encoder.info
-        rows = f"{layout.n_rows:,} occurrences of {len(self.index.words):,} types"
         whole = len(layers) > 2 and layers[-1] - layers[0] + 1 == len(layers)
         chosen = f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))
         return [
-            ("stored", f"{rows}; layers {chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
+            ("stored", f"{layout.n_rows:,} occurrences of {len(self.index.words):,} types"),
+            ("layers", f"{chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
             ("on disk", f"{cost.disk}; {format_nbytes(cost.memory_nbytes)} of memory"),
             ("time", cost.time),
             *self._shown(),

@@ -58,7 +58,7 @@ def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool],
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
 @pytest.mark.quick(2)
 def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
-    table = es.neighbors(store, "bank", layers=2, k=4, metric=metric)
+    table = es.neighbors(store, "bank", layers=2, k=4, metric=metric, exclude="self")
     rows = store.select(words="bank").rows.tolist()
     assert table["query"].unique(maintain_order=True).to_list() == rows
     for row in rows:

@@ -139,7 +139,7 @@ def test_stores_and_collections_are_read_as_their_corpus(work: Work) -> None:
 @pytest.mark.slow
 def test_a_virtual_store_says_that_no_vector_is_written(work: Work) -> None:
     ran = work.does("extract", "corpus.txt", "virtual.zarr", "-m", "model", "--virtual")
-    assert "\nvectors      not written (--virtual)\n" in ran.out
+    assert "\nvectors     not written (--virtual)\n" in ran.out
 
 
 @pytest.mark.parametrize(

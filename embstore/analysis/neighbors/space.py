@@ -101,7 +101,7 @@ class StoreVectors:
             yield partial(StoredBlock, **vars(block), rows=chosen, spread=chosen is not None)
 
     def _gathered(self, rows: NDArray[np.int64]) -> StoredBlock:
-        out = np.empty((1, len(rows), self.hidden_size), np.uint16) if self.store.dtype == "bfloat16" else None
+        out = np.empty((len(rows), self.hidden_size), np.uint16) if self.store.dtype == "bfloat16" else None
         return StoredBlock(0, self.store.vectors(rows, layers=self.layer, out=out), rows=rows)
 
 
