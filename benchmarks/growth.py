@@ -48,7 +48,7 @@ def calls_of(store: es.Store) -> dict[str, Callable[[int], Any]]:
         "table of 20 rows": lambda number: store.select(rows=some(number, 20)).table(),
         "table of a word": lambda number: store.select(words=f"w{number}").table(),
         "gather 1,000 rows": lambda number: store.vectors(some(number, 1000), layers=0),
-        "scan": lambda number: deque(store.scan(0, copy=False), 0),
+        "scan": lambda number: deque(store.scan(0), 0),
         "neighbors of a row": lambda number: es.neighbors(store, store.select(rows=some(number, 1)), layers=0, k=10),
     }
 
