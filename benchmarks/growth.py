@@ -13,7 +13,6 @@ import math
 import tempfile
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def main() -> None:
             small, large = (calls_of(held[size]) for size in pair)
             growth = math.log(pair[1][kind == "types"] / pair[0][kind == "types"])
             for what, call in small.items():
-                seconds = interleaved(partial(call), partial(large[what]), rounds=arguments.repeats)
+                seconds = interleaved(call, large[what], rounds=arguments.repeats)
                 exponent = math.log(seconds[1] / seconds[0]) / growth
                 bold = "  over the target" if exponent > MOST[kind] and what != "table of a word" else ""
                 print(f"{kind:6} {what:20} {shown(seconds[0]):>8} {shown(seconds[1]):>8} {exponent:6.2f}{bold}")

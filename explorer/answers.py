@@ -52,7 +52,7 @@ def explained(error: BaseException) -> str:
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """Return what a client is told of an error, and what would mend it: the place of the model, or another opening."""
+    """Return an error as a client reads it: its line, and what it needs, if that is a model or a store opened again."""
     needs = "model" if isinstance(error, ModelError) else "reopen" if isinstance(error, StoreDamagedError) else None
     return {"error": explained(error)} | ({"needs": needs} if needs else {})
 

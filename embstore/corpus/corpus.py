@@ -60,7 +60,7 @@ class Corpus:
         for sentence in _normalized(sentences, steps) if steps else sentences:
             yield sentence
         if sentence is None:
-            raise CorpusError(f"{self.name}: no sentence in it (read as {self.format})")
+            raise CorpusError(f"{self.name}: no sentence in it (read as {self.format}): give one with text")
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items() if value is not None)

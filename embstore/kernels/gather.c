@@ -88,7 +88,6 @@ enum { REQUEST_NBYTES = 1 << 19 };  /* Linux does not read more for one call tha
 #endif
 #ifdef __linux__
 enum { LOOK_NBYTES = 1 << 24 };     /* a call of mincore takes as long for so many as for a page */
-
 #endif
 
 int is_resident(uint64_t start, int64_t nbytes) {

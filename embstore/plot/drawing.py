@@ -65,7 +65,7 @@ def panels(count: int, *, columns: int = 3, height: float = 2.1, margin: float =
 
 
 def fitted(axis: Any, text: str, size: float, *, upright: bool = False, beside: float = 1.0) -> str:
-    """Return a text in lines no longer than the side of a panel that they stand at; `beside`: as of `fitting`."""
+    """Break a text into lines that fit along a side of a panel; `beside`: the share of its width that they have."""
     place = axis.get_position()
     inches = axis.figure.get_size_inches() * (place.width, place.height)
     letters = int((0.85 * inches[1] if upright else beside * inches[0]) * 144 / size)  # a letter is half its size wide
@@ -73,7 +73,7 @@ def fitted(axis: Any, text: str, size: float, *, upright: bool = False, beside: 
 
 
 def fitting(axis: Any, *, beside: float = 1.0) -> float:
-    """Return how many numbers of two digits fit below a panel; `beside`: its share of the width, next to a key."""
+    """Return how many numbers of two digits fit below a panel; `beside`: the share of its width that they have."""
     return float(min(MAX_TICKS, 6 * beside * axis.figure.get_size_inches()[0] * axis.get_position().width))
 
 

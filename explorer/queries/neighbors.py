@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LAYERS = 16
 AT_ONCE = 64  # vectors of one search
-MANY, MOST = 8, 20_000  # times as many occurrences are searched for words that are shown once; at most so many
+MANY, MOST = 8, 20_000  # for k distinct words 8 k occurrences are searched, then 8 times as many, until 20,000 are
 
 
 @dataclass

@@ -128,7 +128,7 @@ def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es
         assert at == (held["occurrence"], held["sentence"], held["position"], held["upos"])
     assert (found["columns"], found["same"]) == ([{"name": "upos", "kind": "label"}], {})
     nouns = run(one, "occurrences", where="upos = 'NOUN'")
-    assert (nouns["columns"], nouns["same"]) == ([], {"upos": "NOUN"}), "what all have is told once"
+    assert (nouns["columns"], nouns["same"]) == ([], {"upos": "NOUN"}), "a value that all rows have is no column"
     given = run(one, "occurrences", rows="7,3-5,4")
     assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
 

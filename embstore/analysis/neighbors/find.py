@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from embstore.models import Encoder
 
 Exclude = Literal["self", "word", "sentence", "both"]
-MANY, MOST = 8, 2_000  # times as many occurrences are searched for words that are shown once; at most so many
+MANY, MOST = 8, 2_000  # to find k distinct words, 8 k occurrences are searched, then 8 times as many, up to 2,000
 MARKED = re.compile(r"\[([^\[\]]+)\]")  # a word in brackets
 
 

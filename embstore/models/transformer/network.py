@@ -180,7 +180,7 @@ def _skip_idle_calls(model: Any) -> None:
 
 
 def _kind(block: nn.Module) -> Iterator[Any]:
-    """Yield what makes a block compute something else than another one with the same weights would."""
+    """Yield the modules of a block and their numbers and names: all that decides what it computes but its weights."""
     for name, module in block.named_modules():
         values = {key: value for key, value in vars(module).items() if key not in NUMBER_OF_BLOCK}
         yield name, type(module), {key: value for key, value in values.items() if isinstance(value, PLAIN)}
