@@ -149,7 +149,7 @@ class Opened:
 
     def _heard(self, said: Any) -> None:
         if said.type in ("error", "warning") and "GL Driver Message" not in said.text:  # WebGL without a GPU is slow
-            self.complaints.append(said.text)
+            self.complaints.append(f"{said.text} {said.location}")
 
 
 def new_page(context: Any) -> Any:

@@ -51,9 +51,10 @@ function MapView() {
   const answer = useMap(params);
   const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
   const meta = answer.value?.meta;
-  const [chosen, setChosen] = useState<Uint32Array | null>(null);
+  const [selected, setSelected] = useState<{ some: Uint32Array; of: Points } | null>(null);
+  const chosen = selected && selected.of === points ? selected.some : null; // those of other points are not among these
   const choose = (some: Uint32Array | null) => {
-    setChosen(some);
+    setSelected(some && { some, of: points! });
     source.selected?.(some && Array.from(some, (point) => points!.row[point]!));
   };
   const [hovered, setHovered] = useState<number | null>(null);
