@@ -164,3 +164,23 @@ def good_script(
             subwords = state.reshape(-1, shape[-1])[places]
             out[layer, rows] = (torch.zeros(len(rows), shape[-1]).index_add_(0, words, subwords) / counts).numpy()
     out.flush()
+
+
+@torch.inference_mode()
+def block_script(text: str, tokenizer: Any, model: Any, path: Path, *, block: int, batch: int = 2) -> None:
+    """Write one float16 memory map [layer, subword, feature] of a text that a decoder reads in blocks of subwords.
+
+    What a competent engineer writes: the text tokenized once, whole blocks in batches, the rest by itself.
+    """
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    shape = (model.config.num_hidden_layers + 1, len(ids), model.config.hidden_size)
+    out = np.lib.format.open_memmap(path, "w+", "float16", shape)
+    whole = len(ids) // block * block
+    parts = [*ids[:whole].reshape(-1, block).split(batch), *([ids[None, whole:]] if whole < len(ids) else [])]
+    start = 0
+    for part in parts:
+        states = model(part, output_hidden_states=True, use_cache=False).hidden_states
+        for layer, state in enumerate(states):
+            out[layer, start : start + part.numel()] = state.reshape(-1, shape[-1]).half().numpy()
+        start += part.numel()
+    out.flush()

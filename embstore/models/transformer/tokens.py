@@ -173,11 +173,10 @@ class SubwordTokenizer:
     def sha256(self) -> str:
         """Return a hash of everything that decides how text becomes ids."""
         if self._backend is not None:
-            description = json.loads(self._backend.to_str())
-            description["encode_special_tokens"] = bool(getattr(self._backend, "encode_special_tokens", False))
+            description = [self._backend.to_str(), bool(getattr(self._backend, "encode_special_tokens", False))]
         else:
-            description = {"class": type(self._tokenizer).__name__, "vocab": self._tokenizer.get_vocab()}
-        canonical = json.dumps([description, asdict(self.specials)], sort_keys=True)
+            description = [type(self._tokenizer).__name__, self._tokenizer.get_vocab()]
+        canonical = json.dumps([*description, asdict(self.specials)], sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
