@@ -126,7 +126,8 @@ def print_rows(arguments: argparse.Namespace, folder: Path) -> None:
     ]
     figures = {name: {key: median(one[key] for one in each) for key in each[0]} for name, each in runs.items()}
     for name, own in figures.items():
-        print(f"{name}: load {own['load']:.2f} s, plan {own['plan']:.2f} s ({own['plan'] / own['seconds']:.2f} of all), "
+        share = own["plan"] / own["seconds"]
+        print(f"{name}: load {own['load']:.2f} s, plan {own['plan']:.2f} s ({share:.2f} of all), "
               f"peak {own['peak_nbytes'] / 1e6:,.0f} MB")  # fmt: skip
     write_result(arguments.out, rows, runs=figures, text=Path(arguments.text).name)
 
