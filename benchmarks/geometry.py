@@ -8,14 +8,27 @@ The script has the layer in memory as one array and computes the same from sums;
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 from measure import measure, parser_of, write_result
 from rivals import cosines_in_torch
 
 import embstore as es
 
 METRICS = ("selfsim", "intrasim", "anisotropy")
+
+
+def mev_by_word(vectors: Any, order: Any, starts: Any, at_least: int = 5) -> list[float]:
+    """The share of the variance on the first component, for each word of five occurrences or more, in float32."""
+    found = []
+    for rows in np.split(order, starts[1:]):
+        if len(rows) >= at_least:
+            own = torch.from_numpy(vectors[rows]).float()
+            gram = own @ own.T if len(own) <= own.shape[1] else own.T @ own
+            found.append(float(torch.linalg.eigvalsh(gram)[-1] / gram.trace()))
+    return found
 
 
 def main() -> None:
@@ -44,6 +57,19 @@ def main() -> None:
             "limit": scan,
         }
         rows = [measure("three cosines of a layer", cases, repeats=arguments.repeats, limit="a bare scan", target=1.0)]
+        codes = np.argsort(types, kind="stable")
+        starts = np.flatnonzero(np.diff(types[codes], prepend=-1))
+        rows.append(
+            measure(
+                "MEV of a layer",
+                {
+                    "ours": lambda number: es.geometry(store, metrics=["mev"], layers=layer),
+                    "eight lines": lambda number: mev_by_word(vectors, codes, starts),
+                },
+                repeats=arguments.repeats,
+                target=0.7,
+            )
+        )
         rows.append(measure("three cosines of all layers", {"ours": partial(ours, layers=None)},
                             repeats=arguments.repeats))  # fmt: skip
     write_result(arguments.out, rows, store={"rows": store.n_rows, "layers": len(store.layers)})

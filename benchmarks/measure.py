@@ -211,7 +211,7 @@ def _version(package: str) -> str | None:
 
 
 def write_result(path: str | Path | None, rows: Iterable[Row], **more: Any) -> None:
-    """Write rows and other figures with the day and the machine, as schemas/bench.schema.json describes them."""
+    """Write rows and other figures with the day and the machine."""
     rows = list(rows)
     for row in rows:
         if row.target is not None and (row.ratios["to_rival"] or row.ratios["to_limit"] or 0) > row.target:

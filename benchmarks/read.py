@@ -36,8 +36,8 @@ from rivals import gathers
 
 import embstore as es
 
-COUNTS = {50: 100, 1_000: 20, 100_000: 1}  # rows of a gather: how many are timed together
-BATCH = 256
+COUNTS = {10: 300, 50: 100, 1_000: 20, 100_000: 1}  # rows of a gather: how many are timed together
+BATCH, FLOAT_BATCHES = 256, (64, 512)
 LAYER = 3
 
 
@@ -99,6 +99,24 @@ def whole_rows(store: es.Store, path: Path, folder: Path, *, repeats: int) -> It
 
     what = f"{len(held):,} vectors in shuffled batches"
     yield measure(what, {"ours": batches, "a loop over np.load(mmap_mode)": loop}, repeats=repeats, target=1.25)
+    for size in FLOAT_BATCHES:
+        yield float_row(store, held, size, repeats=repeats)
+
+
+def float_row(store: es.Store, held: np.ndarray[Any, Any], size: int, *, repeats: int) -> Row:
+    """An epoch of shuffled batches in float32, next to a gather of an array in memory and `float`."""
+
+    def batches(number: int) -> None:
+        for _ in store.select(layers=LAYER).to_torch(batch_size=size, shuffle=True, dtype="float32"):
+            pass
+
+    def loop(number: int) -> None:
+        order = np.random.default_rng(number + 1).permutation(len(held))
+        for first in range(0, len(order), size):
+            torch.from_numpy(held[order[first : first + size]]).float()
+
+    what = f"{len(held):,} vectors in shuffled float32 batches of {size}"
+    return measure(what, {"ours": batches, "gather and .float()": loop}, repeats=repeats, target=1.1)
 
 
 def cold_row(path: Path, npy: Path, *, repeats: int) -> Row:

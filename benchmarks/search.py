@@ -23,7 +23,7 @@ from rivals import searches
 
 import embstore as es
 
-K = 10
+K, MANY = 10, 1_000
 METRICS = ("ip", "cosine")
 COUNTS = (1, 32)
 
@@ -53,6 +53,35 @@ def exact_rows(store: es.Store, layer: int, *, repeats: int, sketched: es.Store)
             cases["limit"] = reading(held) if count == 1 else products(2.0 * count * held.size)
             limit = "one read of the layer" if count == 1 else "sgemm"
             yield measure(f"exact search, {metric}, {count} queries", cases, repeats=repeats, limit=limit, target=1.0)
+
+
+def table_rows(store: es.Store, layer: int, *, repeats: int, sketched: es.Store) -> Iterator[Row]:
+    """Whole tables of neighbors: of one occurrence, and 1,000 of each of 32, next to the search alone."""
+    held = store.vectors(layers=layer).astype(np.float32)
+    units = held / np.linalg.norm(held, axis=1, keepdims=True)
+    threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+    rivals = searches(units, k=K, metric="cosine", threads=threads)
+    few = {name: rivals[name] for name in rivals if name.startswith("faiss")}
+
+    def drawn(number: int, count: int) -> Any:
+        return np.random.default_rng((number + 1, count)).integers(0, len(held), count)
+
+    def found(source: es.Store, number: int) -> None:
+        es.neighbors(source, source.select(rows=drawn(number, 1)), k=K, layers=layer)
+
+    cases: dict[str, Case] = {"ours": partial(found, store), "ours, with a sketch": partial(found, sketched)}
+    cases |= {name: lambda number, search=each: search(units[drawn(number, 1)]) for name, each in few.items()}
+    yield measure("neighbors of an occurrence", cases, repeats=3 * repeats, target=1.0)
+
+    def many(number: int) -> None:
+        es.neighbors(store, store.select(rows=drawn(number, 32)), k=MANY, layers=layer)
+
+    alone = searches(units, k=MANY, metric="cosine", threads=threads)
+    cases = {"ours": many} | {
+        name: lambda number, search=each: search(units[drawn(number, 32)]) for name, each in alone.items()
+    }
+    cases["limit"] = products(2.0 * 32 * held.size)
+    yield measure(f"{MANY:,} neighbors of each of 32", cases, repeats=repeats, limit="sgemm", target=1.2)
 
 
 def index_rows(store: es.Store, layer: int, *, repeats: int) -> Iterator[tuple[Row, float]]:
@@ -87,6 +116,7 @@ def main() -> None:
         store, layer = es.open(plain), es.open(plain).layers[arguments.layer]
         es.analysis.build_index(es.open(sketched), layers=layer, kind="sketch")
         rows = list(exact_rows(store, layer, repeats=arguments.repeats, sketched=es.open(sketched)))
+        rows += table_rows(store, layer, repeats=arguments.repeats, sketched=es.open(sketched))
         indexed = list(index_rows(store, layer, repeats=arguments.repeats))
     recall = {row.what: value for row, value in indexed}
     write_result(arguments.out, [*rows, *(row for row, _ in indexed)], store={"rows": store.n_rows}, recall=recall)

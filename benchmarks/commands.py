@@ -1,0 +1,78 @@
+"""Time commands from the shell, imports included: help, a count in SQL, and an extraction of a short text.
+
+    python benchmarks/commands.py novel.txt --model "$MODEL" --out benchmarks/results/commands.json
+
+The limit of SQL is the import of the packages that it cannot do without. The rival of an extraction is the good script
+as a process of its own, which reads the same sentences, one a line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from measure import Row, measure, parser_of, write_result
+
+import embstore as es
+
+EMBSTORE = (sys.executable, "-m", "embstore")
+NEEDED = "import duckdb, numpy, polars, pyarrow.dataset, rich, typer"
+SCRIPT = """
+import sys, torch, transformers
+from pathlib import Path
+from rivals import good_script
+lines, model, out = sys.argv[1:]
+tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+plain = transformers.AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+good_script([line.split() for line in Path(lines).read_text().splitlines()], tokenizer, plain, Path(out))
+"""
+
+
+def run(*command: str) -> None:
+    """Run a process; raises CalledProcessError where it fails."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": paths})
+
+
+def command_rows(lines: Path, model: str, folder: Path, *, n_lines: int, repeats: int) -> list[Row]:
+    store, script = folder / "extracted.zarr", folder / "script.npy"
+
+    def extract(number: int) -> None:
+        shutil.rmtree(store, ignore_errors=True)
+        run(*EMBSTORE, "extract", str(lines), str(store), "--model", model, "--split", "lines")
+
+    def good(number: int) -> None:
+        run(sys.executable, "-c", SCRIPT, str(lines), model, str(script))
+
+    what = f"extract {n_lines:,} sentences, all layers"
+    rows = [measure(what, {"ours": extract, "the good script": good}, repeats=repeats, target=1.0)]
+    count = (*EMBSTORE, "sql", str(store), "select count(*) from occurrences")
+    cases = {"ours": lambda number: run(*count), "limit": lambda number: run(sys.executable, "-c", NEEDED)}
+    rows.append(measure("embstore sql, a count", cases, repeats=repeats, limit="its packages imported"))
+    rows.append(measure("embstore --help", {"ours": lambda number: run(*EMBSTORE, "--help")}, repeats=repeats))
+    return rows
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("text", help="running text")
+    parser.add_argument("--model", required=True, help="folder of a Hugging Face model")
+    parser.add_argument("--sentences", type=int, default=100)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as name:
+        folder, lines = Path(name), Path(name) / "lines.txt"
+        some = islice(es.open_corpus(arguments.text), arguments.sentences)
+        lines.write_text("".join(f"{' '.join(sentence.words)}\n" for sentence in some), encoding="utf-8")
+        make = partial(command_rows, lines, arguments.model, folder, n_lines=arguments.sentences)
+        rows = make(repeats=arguments.repeats)
+    write_result(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()
