@@ -53,8 +53,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan: wha
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
-
-
 AS_GIVEN = ("sites", "specials", "pooling", "dtype", "min_left", "context_window", "attention_window")
 
 
@@ -170,15 +168,20 @@ def extract(
         return
     if not as_json:
         print(plan.text(verbose=verbose), *["vectors     not written (--virtual)"] * virtual, sep="\n", flush=True)
+    before = _written(store)
     try:
         with executor or nullcontext():
             made = es.extract(plan, store, append=append, repair=repair, virtual=virtual, executor=executor)
     except KeyboardInterrupt as error:
-        raise type(error)(f"{str(error) or 'interrupted'}{_progress(store)}") from None
+        said = str(error) or "interrupted"
+        if written := _written(store):
+            said += "; {:,} of {:,} occurrences are stored: run the same command again to resume".format(*written)
+        raise type(error)(said) from None
     if as_json:
         print_json({"store": store, "n_rows": made.n_rows, "plan": plan.as_json()})
         return
-    print(f"{store} holds {counted(made.n_rows, 'occurrence')} in {counted(len(made.layers), 'layer')}, all committed")
+    said = f"{store} already holds" if before == (made.n_rows, made.n_rows) and not repair else f"{store} holds"
+    print(f"{said} {counted(made.n_rows, 'occurrence')} in {counted(len(made.layers), 'layer')}, all committed")
 
 
 def _require_rights(store: str) -> None:
@@ -191,11 +194,9 @@ def _require_rights(store: str) -> None:
         raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
 
 
-def _progress(path: str) -> str:
-    """Return how much of an interrupted store is written, and how to resume."""
-    with warnings.catch_warnings(), suppress(es.errors.EmbstoreError):
-        warnings.simplefilter("ignore")
+def _written(path: str) -> tuple[int, int] | None:
+    """Return how many rows of a store are written, and how many it will have; None where there is no store."""
+    with warnings.catch_warnings(action="ignore"), suppress(es.errors.EmbstoreError):
         store = es.open(path)
-        written = f"{store.n_committed_rows:,} of {store.n_rows:,} occurrences are stored"
-        return f"; {written}: run the same command again to resume"
-    return ""
+        return store.n_committed_rows, store.n_rows
+    return None

@@ -119,7 +119,7 @@ def senses(
     word: opt.Word,
     *,
     layers: opt.Layers = "last",
-    clusters: Annotated[int | None, opt.option("N", "Number of clusters; 2 to 8 by silhouette if not given.")] = None,
+    clusters: Annotated[int | None, opt.option("N", "Number of clusters; by default 1 to 8, by silhouette.")] = None,
     label: Annotated[str | None, opt.option("COLUMN", "Compare the clusters with the labels of this column.")] = None,
     most: Annotated[int, opt.option("N", "Print the N sentences nearest each center.", "--most", "-n", min=0)] = 5,
     centered: opt.Centered = False,

@@ -61,7 +61,7 @@ def print_table(
     file = getattr(sys.stdout, "stream", sys.stdout)  # which takes colors
     console = Console(file=file, width=width(), highlight=False, force_terminal=False if plain else None)
     if title is not None:
-        console.print(Text(visible(title), style="bold"))
+        console.print(Text(visible(re.sub(r"\r\n?|\n", "↵", title)), style="bold"))
     if not rows:
         return
     names = dict.fromkeys(name for row in rows for name in row)

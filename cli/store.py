@@ -136,10 +136,7 @@ def lookup(
 
 def export(
     store: opt.StorePath,
-    out: Annotated[
-        str,
-        opt.argument("OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, or NAME.parquet."),
-    ],
+    out: Annotated[str, opt.argument("OUT", "NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr or NAME.parquet, to write.")],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
     word_list: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
     word: Annotated[str | None, opt.option("WORD", "Only the occurrences of this word.")] = None,
@@ -195,9 +192,7 @@ def label(
             "sentence, source, document or word, for all their rows.",
         ),
     ] = "occurrence",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace labels of the same name that were added.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace added labels of the same name.")] = False,
     remove: Annotated[str | None, opt.option("NAME", "Remove added labels instead.")] = None,
 ) -> None:
     """Add labels to a finished store, next to its vectors.
@@ -216,10 +211,8 @@ def label(
     added = opened.with_labels(table, on=on, save=True, replace=replace).index.labels
     for name, labels in added.items():
         if labels is not before.get(name):
-            print(
-                f"{store} has labels {name}: {counted(int((labels.codes >= 0).sum()), 'row')}, "
-                f"{counted(len(labels.names), 'label')}"
-            )
+            rows = counted(int((labels.codes >= 0).sum()), "row")
+            print(f"{store} has labels {name}: {rows}, {counted(len(labels.names), 'label')}")
 
 
 def _written(store: es.Store) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -22,7 +23,7 @@ from embstore.corpus.formats.rows import FILE, read_rows
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Document, Sentence, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, EmbstoreWarning, InvalidValueError, quoted
 
 SENTENCES = "sentences"
 ALLOWED = {"split": SPLITS, "words": WORDS}
@@ -311,9 +312,13 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
     for path in paths:
         try:
             if path.is_dir():
-                inside = [file for file in sorted(_shown(path)) if format or has_format(file)]
+                shown = sorted(_shown(path))
+                inside = [file for file in shown if format or has_format(file)]
                 if not inside:
-                    raise CorpusError(f"{path}: no file of a known format in this folder")
+                    raise CorpusError(f"{path}: no file of a known format in this folder: save text as .txt")
+                if other := sorted({*shown} - {*inside}):
+                    left_out = f"{path}: {len(other):,} of {len(shown):,} files have no known suffix and are left out"
+                    warnings.warn(f"{left_out}, such as {other[0].name}", EmbstoreWarning, stacklevel=4)
                 files += inside
             elif path.is_file() or path.is_fifo():
                 files.append(path)

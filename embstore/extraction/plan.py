@@ -134,7 +134,7 @@ class Plan:
             spelled, same = (split.ids.tolist() for split in both)
             if spelled == same:
                 word = capitals[0]
-                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one")
+                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one (see --config)")
         return lines
 
     @property

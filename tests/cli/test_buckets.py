@@ -38,7 +38,7 @@ def test_extract_and_export(bucket: Bucket, corpus: Path, tmp_path: Path) -> Non
     run("extract", corpus, tmp_path / "near.zarr", *made)
     near = all_files(tmp_path / "near.zarr")
     assert {key.removeprefix("some/x.zarr/"): bucket.get(key) for key in sorted(bucket.keys())} == near
-    run("extract", corpus, url, *made)
+    assert f"{url} already holds 36 occurrences in 1 layer, all committed" in run("extract", corpus, url, *made)
     run("export", url, tmp_path / "back.zarr")
     assert all_files(tmp_path / "back.zarr") == near
     run("export", tmp_path / "back.zarr", f"{bucket.url}/again.zarr")

@@ -39,7 +39,7 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "damaged gzip": ("a.txt.gz", gzip.compress(LONG_TEXT)[:-8] + b"\0" * 8, "damaged gzip data"),
     "cut-off zstd": ("a.txt.zst", zstandard.compress(LONG_TEXT)[:-9], "the zstd data end too early"),
     "damaged zstd": ("a.txt.zst", CHECKED_ZSTD[:-4] + b"\0" * 4, "damaged zstd data"),
-    "unknown suffix": ("a.md", "one", "unknown suffix '.md'; name the format with --format: text"),
+    "unknown suffix": ("a.md", "one", "unknown suffix '.md'; save as .txt or give --format: text"),
     "conllu, 9 columns": ("a.conllu", "# c\n" + ROW.format(1, "a")[:-3] + "\n", "a.conllu:2: 9 columns"),
     "conllu, id again": ("a.conllu", ROW.format(1, "a") * 2, "a.conllu:2: the id is neither 2"),
     "conllu, id 0": ("a.conllu", ROW.format(0, "a"), "a.conllu:1: the id is neither 1"),

@@ -10,6 +10,7 @@ import pytest
 from embstore.corpus import Sentence, open_corpus, read_word_classes
 from embstore.corpus.lines import read_word_list
 from embstore.corpus.sentence import Document
+from embstore.errors import EmbstoreWarning
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -266,7 +267,8 @@ def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expe
 def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
     for name, text in {"b.txt": "two", "a.txt": "one", "c.md": "no", ".d.txt": "no"}.items():
         (tmp_path / name).write_text(text)
-    found = list(open_corpus(tmp_path))
+    with pytest.warns(EmbstoreWarning, match=r"1 of 3 files have no known suffix and are left out, such as c\.md$"):
+        found = list(open_corpus(tmp_path))
     assert words(found) == [["one"], ["two"]]
     assert [each.document and each.document.fields for each in found] == [{"file": f"{name}.txt"} for name in "ab"]
     assert words(list(open_corpus(tmp_path, format="text"))) == [["one"], ["two"], ["no"]]

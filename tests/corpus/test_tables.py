@@ -151,7 +151,8 @@ def test_a_folder_and_its_folders(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = jsonl([{"text": path.name, "file": "own"} if name == "b.jsonl" else {"text": path.name}]).encode()
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    found = [fields["file"] for _, fields in documents(open_corpus(tmp_path))]
+    with pytest.warns(EmbstoreWarning, match="1 of 4 files have no known suffix"):
+        found = [fields["file"] for _, fields in documents(open_corpus(tmp_path))]
     assert found == ["a/c.jsonl", "a/d/e.jsonl.gz", "own"]
 
 

@@ -97,10 +97,11 @@ class Clusters(Framed):
         if self.layer == 0 and self.store.source.layout.site == RESIDUAL:
             said.append("layer 0 is the word and its position, without its sentence: clusters there are no senses")
         if self.p is not None and self.p > P_VALUE:
-            said.append(
-                f"vectors without clusters reach a silhouette of {self.null:.2f} on average (p {self.p:.2f}): "
-                "no evidence of clusters"
-            )
+            reached = f"reach a silhouette of {self.null:.2f} on average (p {self.p:.2f})"
+            said.append(f"vectors without clusters {reached}: no evidence of clusters")
+        if self.silhouette is None and len(self.tried) > 1:
+            wanted = f"{self.min_size} occurrences or more in each and a silhouette above 0"
+            said.append(f"no clustering into up to {len(self.tried)} clusters has {wanted}")
         return said
 
     @checked

@@ -42,7 +42,7 @@ def common_format(paths: tuple[Path, ...]) -> Format:
         form = format_of(path)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
-            raise CorpusError(f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}")
+            raise CorpusError(f"{path}: unknown suffix {quoted(_suffix(path))}; save as .txt or give --format: {known}")
         if form is not (first := first or form):
             differ = f"{paths[0]} is {first.name} and {path} is {form.name}"
             raise CorpusError(f"{differ}: a corpus has one format; name the files, or give --format")
