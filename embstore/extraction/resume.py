@@ -45,7 +45,7 @@ def _require_equal(name: str, planned: Any, stored: Any, path: Path | ObjectPath
         if key not in IGNORED:
             raise StoreMismatchError(
                 f"{path} was made with {key} {then!r}, this plan has {now!r}: "
-                "give the same options again, or another path for the store"
+                "give the same corpus and options again, or another path for the store"
             )
 
 

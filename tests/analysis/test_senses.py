@@ -89,9 +89,7 @@ def normal_clusters(path: Path, *, count: int, size: int, seed: int) -> Clusters
 
 def test_a_silhouette_is_compared_with_that_of_vectors_without_clusters(store: Store, tmp_path: Path) -> None:
     planted = senses(store, "bank", layers=2)
-    assert planted.silhouette is not None
-    assert planted.null is not None
-    assert 0.1 < planted.null < planted.silhouette - 0.1
+    assert 0.1 < (planted.null or 0) < (planted.silhouette or 0) - 0.1
     assert (planted.p, planted.caveats) == (1 / 20, [])
     one = normal_clusters(tmp_path / "one.zarr", count=60, size=20, seed=0)
     assert one.null == pytest.approx(one.silhouette, abs=0.06)
