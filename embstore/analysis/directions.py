@@ -20,10 +20,10 @@ from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError
 from embstore.html import html_shaded, html_table
-from embstore.models.encoder import ragged_indices
 from embstore.store import Index, Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers
+from embstore.store.text import ragged_indices
 
 if TYPE_CHECKING:
     import polars as pl

@@ -19,7 +19,7 @@ from embstore.config import settings
 from embstore.devices import choose_device, thread_count
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store
-from embstore.store.text import Text
+from embstore.store.text import Text, ragged_indices
 from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
@@ -59,16 +59,9 @@ class WordRows:
 
     def some(self, numbers: NDArray[np.int64]) -> WordRows:
         """The words with these numbers alone, in the order of `numbers`; `rows` holds no others."""
-        counts = self.counts[numbers]
-        rows = self.of(int(numbers[0])) if len(numbers) == 1 else self.rows[_ragged(self.starts[numbers], counts)]
+        starts, counts = self.starts[numbers], self.counts[numbers]
+        rows = self.of(int(numbers[0])) if len(numbers) == 1 else self.rows[ragged_indices(starts, counts)]
         return WordRows(self.types[numbers], np.cumsum(counts) - counts, counts, rows)
-
-
-def _ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers `[start, start + count)` of each pair, one after the other."""
-    numbers: NDArray[np.int64] = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    numbers += np.arange(len(numbers))
-    return numbers
 
 
 def count_codes(codes: NDArray[np.integer], n_codes: int = 0) -> NDArray[np.int64]:
@@ -106,7 +99,7 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     for start in range(0, len(order), BLOCK_SENTENCES):
         some = order[start : start + BLOCK_SENTENCES]
         counts = bounds[some + 1] - bounds[some]
-        places = _ragged(bounds[some], counts)
+        places = ragged_indices(bounds[some], counts)
         types = index.type[places if isinstance(rows, slice) else rows[places]]
         pairs = np.repeat(texts[some] * n_types, counts)
         pairs += types

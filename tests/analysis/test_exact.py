@@ -41,9 +41,19 @@ def clouds(seed: int) -> dict[str, np.ndarray]:
     }
 
 
+def all_scores(space: Space, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The score of every query with every vector [q, n], each summed separately so that equal vectors score equally."""
+    asked, held = space.transform(queries), space.transform(vectors)
+    if space.metric == "l2":
+        return np.array([np.sqrt(np.square(held - query).sum(1)) for query in asked])
+    if space.metric == "cosine":
+        asked, held = unit_rows(asked), unit_rows(held)
+    return np.array([(held * query).sum(1) for query in asked])
+
+
 def brute(queries: np.ndarray, vectors: np.ndarray, k: int, space: Space, allowed: np.ndarray) -> Hits:
     """Every score in float64, sorted, equals by row."""
-    scores = space.scores(queries, vectors)
+    scores = all_scores(space, queries, vectors)
     rows, best = np.full((len(queries), k), -1), np.full((len(queries), k), np.nan)
     for number, (row_scores, may) in enumerate(zip(scores, allowed, strict=True)):
         key = np.where(may, row_scores if space.ascending else -row_scores, np.inf)

@@ -192,7 +192,7 @@ def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest
     counts = counts_of(np.random.default_rng(0), 3, 11)
     whole = resampled_f1({"a": counts}, 20, seed=1)["a"]
     assert whole.shape == (21, 3)
-    monkeypatch.setattr("embstore.probes.edges.scores.BLOCK", 40)
+    monkeypatch.setattr("embstore.intervals.BLOCK", 40)
     np.testing.assert_array_equal(resampled_f1({"a": counts}, 20, seed=1)["a"], whole)
     np.testing.assert_array_equal(resampled_f1({"a": counts}, 0, seed=1)["a"], whole[:1])
 

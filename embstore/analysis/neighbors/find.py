@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.analysis.neighbors import sketch
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, LayerSketch, find_sketch, open_index
-from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Rows, Space, StoreVectors, space_of
 from embstore.arguments import Positive, as_matrix, checked
 from embstore.config import settings
@@ -101,23 +101,6 @@ def neighbors(
         ):
             raise InvalidValueError("word vectors have no layers, occurrences, index or model: leave these options out")
         return _in_word_vectors(data, query, k, space)
-    return find_neighbors(data, query, space, k=k, layers=layers, exclude=exclude, index=index, model=model)
-
-
-def find_neighbors(
-    data: Store | Selection,
-    query: Any,
-    space: dict[str, Any],
-    *,
-    k: int,
-    layers: Layers = -1,
-    exclude: Exclude | None = None,
-    index: LayerIndex | str | None = None,
-    model: str | Path | None = None,
-    limits: SearchLimits | None = None,
-) -> pl.DataFrame:
-    """`neighbors` in a store; `space`: the metric, and what is subtracted; `limits`: of a search through a sketch."""
-    limits = limits or SearchLimits()
     selection = data.select() if isinstance(data, Store) else data
     store = selection.store
     rows: Rows = np.unique(selection.rows) if selection.span is None else selection.span
@@ -133,7 +116,7 @@ def find_neighbors(
         raise InvalidValueError(f"the index {opened.name} has layer {opened.layer}, not {layer}: use the same value")
 
     def search(some: Queries, count: int) -> tuple[Hits, list[str]]:
-        return _search(selection, rows, layer, some, space, count, _exclusions(store, some, exclude), opened, limits)
+        return _search(selection, rows, layer, some, space, count, _exclusions(store, some, exclude), opened)
 
     each_once = exclude in ("word", "both")
     found = _words_once(search, store, queries, k, len(rows)) if each_once else search(queries, k)
@@ -178,7 +161,6 @@ def _search(
     k: int,
     excluded: list[Exclusion],
     opened: LayerIndex | None,
-    limits: SearchLimits,
 ) -> tuple[Hits, list[str]]:
     """Search in an index, through a sketch, or by a scan; and return of each query which it was."""
     store, n_queries, is_given = selection.store, len(queries.vectors), opened is not None
@@ -194,12 +176,12 @@ def _search(
     # A sketch is of the layer as stored, or minus the mean of all rows.
     if not space["centered"] or len(rows) == store.n_rows:
         try:
-            if opened is None and settings().device in ("auto", "cpu") and len(rows) > limits.few_rows:
-                few = n_queries * limits.features_a_query <= max(store.hidden_size, limits.features_a_query)
+            if opened is None and settings().device in ("auto", "cpu") and len(rows) > sketch.FEW_ROWS:
+                few = n_queries * sketch.FEATURES_A_QUERY <= max(store.hidden_size, sketch.FEATURES_A_QUERY)
                 opened = find_sketch(store, layer) if few or not isinstance(store.path, Path) else None
             if isinstance(opened, LayerSketch):
                 compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
-                near = opened.search(queries.vectors, space=compared, rows=rows, limits=limits, **options)
+                near = opened.search(queries.vectors, space=compared, rows=rows, **options)
                 return near, ["scan" if scanned else "sketch" for scanned in near.scanned]
         except SearchIndexError as error:
             if is_given:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore import kernels
 from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, checked_rows
-from embstore.analysis.neighbors.sketch import SearchLimits, SketchHits, sketch_search
+from embstore.analysis.neighbors.sketch import SketchHits, sketch_search
 from embstore.analysis.neighbors.sketch_codes import (
     ROTATION,
     SKETCH_FILE,
@@ -471,7 +471,6 @@ class LayerSketch(LayerIndex):
         space: Space | None = None,
         rows: Rows | None = None,
         exclude: Sequence[Exclusion] = (),
-        limits: SearchLimits | None = None,
     ) -> SketchHits:
         """Find the k nearest vectors of each query, exactly, as `embstore.neighbors` does without a sketch.
 
@@ -482,7 +481,7 @@ class LayerSketch(LayerIndex):
         compared = checked_queries(queries, self.store.hidden_size, space)
         candidates, threads = checked_rows(self.vectors, rows), thread_count(configured().threads)
         search = Search(self.vectors, compared, k, space, candidates, tuple(exclude), None, threads=threads)
-        return sketch_search(search, self.sketch, limits or SearchLimits())
+        return sketch_search(search, self.sketch)
 
 
 def _stored_sketch(data: Store, name: str) -> LayerSketch:
@@ -512,8 +511,7 @@ def _sketch_of(data: Store, info: IndexInfo, path: Any, storage: Any = None, pla
         else:
             rotation = Rotation.read(bytes(storage.get_range(f"{place}/{ROTATION}", 0, rotated["nbytes"])), *shape)
             codes = Codes.stored(storage, f"{place}/{SKETCH_FILE}", layout)
-        vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
-        return LayerSketch(data, info, path, None, Sketch(rotation, codes, layout, float(info.longest), vector_nbytes))
+        return LayerSketch(data, info, path, None, Sketch(rotation, codes, layout, float(info.longest)))
 
 
 def _read_info(folder: Any, document: Path | bytes) -> IndexInfo:

@@ -13,6 +13,7 @@ from embstore.errors import NonFiniteError
 from embstore.probes.training import VERIFY
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
+from embstore.store.text import ragged_indices
 from embstore.store.vectors import all_finite
 
 
@@ -40,15 +41,9 @@ class EdgeSplit:
     def part(self, sentences: NDArray[np.int64]) -> EdgeSplit:
         """Return some of the sentences, in the order of this split; a sentence may be given more than once."""
         chosen = np.sort(sentences)
-        targets = ranges(self.first[chosen], self.first[chosen + 1])
-        first = np.concatenate([[0], np.cumsum(np.diff(self.first)[chosen])])
+        sizes = np.diff(self.first)[chosen]
+        targets, first = ragged_indices(self.first[chosen], sizes), np.concatenate([[0], np.cumsum(sizes)])
         return EdgeSplit(first, tuple(span[targets] for span in self.spans), self.gold[targets], self.unknown[targets])
-
-
-def ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of all ranges [start, stop), one range after the other."""
-    sizes = stop - start
-    return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - (np.cumsum(sizes) - sizes), sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +68,7 @@ class SpanColumns:
         start, stop = np.divmod(keys, len(rows) + 1)
         begin = np.concatenate([[0], np.cumsum(stop - start)])
         own = None if np.array_equal(of, np.arange(len(keys))) else torch.from_numpy(of).to(device)
-        places = torch.from_numpy(ranges(start, stop)).to(device)
+        places = torch.from_numpy(ragged_indices(start, stop - start)).to(device)
         return cls(places, torch.from_numpy(begin).to(device), own, len(places) == len(keys))
 
     @property
@@ -122,8 +117,9 @@ def iter_batches(
 
     def read(number: int, _: int) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
         sentences = batches[number]
-        targets = ranges(split.first[sentences], split.first[sentences + 1])
-        rows = np.unique(np.concatenate([ranges(*span[targets].T) for span in split.spans]))
+        targets = ragged_indices(split.first[sentences], split.first[sentences + 1] - split.first[sentences])
+        spans = np.concatenate([span[targets] for span in split.spans])
+        rows = np.unique(ragged_indices(spans[:, 0], spans[:, 1] - spans[:, 0]))
         vectors = store.vectors(rows, layers=layers)
         if not all_finite(vectors):
             layer, place = np.argwhere(~np.isfinite(vectors).all(2))[0].tolist()

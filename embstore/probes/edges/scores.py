@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.intervals import MIN_UNITS, Interval, exact, expanded, worth
+from embstore.intervals import MIN_UNITS, Interval, exact, expanded, resampled, worth
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.training import EdgeStream, iter_logits
 from embstore.probes.result import Row
 from embstore.probes.training import Trained
 
-BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 # Sentences that two probes answer differently, of which resamples make an interval of their difference that holds in
 # nine of ten cases; an expected layer divides by one. Of two such sentences it holds in .84, of five in .92; if these
 # are all sentences that there are, in .7.
@@ -105,22 +104,12 @@ def resampled_f1(counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: in
     """
     n_sentences = len(next(iter(counts.values())).wanted)
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in counts}
-    for weights in _weights(n_sentences, n_resamples, seed):
+    random = np.random.default_rng((seed, n_sentences))
+    for weights in chain([np.ones((1, n_sentences))], resampled(n_sentences, n_resamples, random)):
         for name, each in counts.items():
             right, said = weights @ each.right.T.astype(np.float64), weights @ each.said.T.astype(np.float64)
             parts[name].append(micro_f1(right, said, (weights @ each.wanted.astype(np.float64))[:, None]))
     return {name: np.concatenate(values) for name, values in parts.items()}
-
-
-def _weights(n_sentences: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each sentence is in a resample, [resamples, sentences]; first each sentence once."""
-    yield np.ones((1, n_sentences))
-    rng = np.random.default_rng((seed, n_sentences))
-    most = max(1, BLOCK // n_sentences)
-    for start in range(0, n_resamples, most):
-        drawn = rng.integers(0, n_sentences, (min(most, n_resamples - start), n_sentences))
-        flat = (drawn + np.arange(len(drawn))[:, None] * n_sentences).ravel()
-        yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
 Key = tuple[str, int | None]  # metric, layer
