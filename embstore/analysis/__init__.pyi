@@ -1,6 +1,6 @@
-from .attention.compare import attention_similarity as attention_similarity
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
+from .attention.measure import attention_similarity as attention_similarity
 from .attention.measure import sentence_attention as sentence_attention
 from .attention.statistic import Statistic as Statistic
 from .change import measure_change as measure_change

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.analysis.attention import compare, shares
+from embstore.analysis.attention import measure, shares
 from embstore.analysis.attention.annotated import Annotated
-from embstore.analysis.attention.compare import attention_similarity
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
-from embstore.analysis.attention.measure import STATISTICS, Pass, Reader
+from embstore.analysis.attention.measure import STATISTICS, Pass, Reader, attention_similarity
 from embstore.analysis.attention.shares import PATTERNS, Entropy, Patterns
 from embstore.analysis.attention.syntax import arborescences, plain_arborescence
 from embstore.config import config
@@ -270,7 +269,7 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
 def test_values_equal_a_slow_cosine(
     pair: tuple[Path, Path], max_length: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "BATCH_SUBWORDS", {"cpu": batch})
+    monkeypatch.setattr(measure, "BATCH_SUBWORDS", {"cpu": batch})
     calls: list[tuple[int, int]] = []
     with config(device="cpu", progress=lambda done, total: calls.append((done, total))):
         table = attention_similarity(SAMPLE, model_a=pair[0], model_b=pair[1], max_length=max_length)

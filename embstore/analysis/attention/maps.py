@@ -130,16 +130,12 @@ class Tokens:
         """The edges of the dependency trees between words of the batch."""
         return Edges.of(self)
 
-    def number_of(self, row: int) -> dict[int, int]:
-        """Return for each form of a sentence that counts as a word its number among the words."""
-        return {int(form): number for number, form in enumerate(self.present[row])}
-
     @cached_property
     def mentions(self) -> list[tuple[int, Mention]]:
         """The mentions that have an antecedent, with their row, in numbers of words."""
         found = []
         for row, sentence in enumerate(self.sentences):
-            numbers = self.number_of(row)
+            numbers = {form: number for number, form in enumerate(self.present[row].tolist())}
             for mention in sentence.mentions:
                 antecedents = frozenset(numbers[word] for word in mention.antecedents if word in numbers)
                 if mention.word in numbers and antecedents:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.words import Blocks, PerWord, Resources, WordBatch
+from embstore.analysis.words import PerWord, Resources
 from embstore.errors import NonFiniteError
 
 _HALVED = 192  # from this number of vectors on, only half of a symmetric product is computed
@@ -22,21 +22,16 @@ TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
 
 
-def _shares_of_batch(batch: WordBatch, resources: Resources) -> torch.Tensor:
-    return share_of_first(word_grams(batch.vectors.to(resources.device, resources.dtype)))
-
-
-def _share_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
-    return share_of_first(word_moment(blocks(), resources)[None])
-
-
 def share_of_first(matrices: torch.Tensor) -> torch.Tensor:
     """The share of the largest eigenvalue in the sum of all, [w]; NaN where all are zero."""
     trace = matrices.diagonal(dim1=1, dim2=2).sum(1)
     return (largest_eigenpairs(matrices, vectors=False)[0] / trace).clamp(0, 1)
 
 
-MEV = PerWord(_shares_of_batch, _share_of_blocks)  # the maximum explainable variance of each word, [w]
+MEV = PerWord(  # the maximum explainable variance of each word, [w]
+    lambda batch, use: share_of_first(word_grams(batch.vectors.to(use.device, use.dtype))),
+    lambda blocks, use: share_of_first(word_moment(blocks(), use)[None]),
+)
 
 
 def word_grams(vectors: torch.Tensor) -> torch.Tensor:

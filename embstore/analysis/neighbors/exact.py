@@ -189,7 +189,7 @@ class Search:
         scores = self.pair_scores(vectors, owners, numbers).reshape(n_queries, -1)
         if not np.isfinite(scores).all():
             return None
-        found = np.where(_excluded(self, rows), -1, rows) if self.exclude else rows[None].repeat(n_queries, 0)
+        found = np.where(self.excluded(rows), -1, rows) if self.exclude else rows[None].repeat(n_queries, 0)
         self.advance(len(rows))
         return self.best(scores, found)
 
@@ -229,7 +229,7 @@ class Search:
             rows = np.where(scores >= (kth - 2 * rounding)[:, None], rows, -1)
         if self.unsure:
             unsure = np.concatenate(self.unsure)
-            rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
+            rows = np.concatenate([rows, np.where(self.excluded(unsure), -1, unsure)], 1)
         hits = self.hits(rows)
         if (least == -np.inf).all():
             return hits
@@ -295,6 +295,13 @@ class Search:
         scores = np.empty(len(owners))
         score_pairs(*stored_bytes(vectors), _METRIC[self.space.metric], self.queries, owners, numbers, scores)
         return scores
+
+    def excluded(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows each query excludes, bool [q, n]; `rows`: [n], or those of each query [q, n]."""
+        out = np.zeros((len(self.queries), rows.shape[-1]), bool)
+        for group in self.exclude:
+            out |= (group.of(rows) == group.of_queries[:, None]) & (group.of_queries[:, None] >= 0)
+        return out
 
     def best(self, scores: NDArray[np.float64], rows: NDArray[np.int64]) -> Hits:
         """The k best of rows and their scores [q, c]."""
@@ -416,14 +423,6 @@ def _distinct(rows: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], N
     held = np.zeros(count, bool)
     held[rows] = True
     return held.nonzero()[0], (held.cumsum() - 1)[rows]
-
-
-def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these rows each query excludes, [q, n]."""
-    out = np.zeros((len(search.queries), len(rows)), bool)
-    for group in search.exclude:
-        out |= (group.of(rows)[None] == group.of_queries[:, None]) & (group.of_queries[:, None] >= 0)
-    return out
 
 
 def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

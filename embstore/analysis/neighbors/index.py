@@ -428,10 +428,7 @@ class LayerIndex:
             while len(pending) and n_fetched <= most and k < len(allowed):
                 part = search.part(pending)
                 found = self._candidates(part.queries, n_fetched, effort, mask)
-                for group in part.exclude:
-                    own = group.of_queries[:, None]
-                    found = np.where((group.of(found) == own) & (own >= 0), -1, found)
-                hits = part.hits(found)
+                hits = part.hits(np.where(part.excluded(found), -1, found))
                 enough = hits.rows[:, -1] >= 0
                 out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]
                 pending = pending[~enough]

@@ -138,10 +138,6 @@ class ProbeGrid:
         """The seed of each probe, int64 [probes]."""
         return np.repeat(np.array(self.seeds, np.int64), self._per_seed)
 
-    def cumulative(self, seed: int) -> NDArray[np.int64]:
-        """Return the numbers of P(0) ... P(L)."""
-        return self.seeds.index(seed) * self._per_seed + np.arange(len(self.layers))
-
     @property
     def kinds(self) -> dict[str, NDArray[np.int64]]:
         """The numbers of P(0) ... P(L), and with `layerwise` of the probes of each layer alone, int64 [seed, layer]."""
@@ -241,7 +237,7 @@ def _metrics(
     """Yield each metric of one seed, over the sentences and then over the resamples."""
     own, at = f1["own"], grid.seeds.index(seed)
     yield from ((key, own[:, probes[at]]) for key, probes in grid.named("f1"))
-    scores = np.nan_to_num(own[:, grid.cumulative(seed)])
+    scores = np.nan_to_num(own[:, grid.kinds[""][at]])
     for layer, gained in zip(grid.layers[1:], np.diff(scores).T, strict=True):
         yield ("differential", layer), gained
     yield ("expected_layer", None), expected_layers(scores, grid.layers)
