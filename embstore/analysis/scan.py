@@ -6,7 +6,7 @@ the parts, so that the result does not depend on who did which part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import Labels
 from embstore.store.layout import Layers, one_layer
+from embstore.store.vectors import all_finite
 
 Precision = Literal["float32", "float64"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -111,14 +112,18 @@ class Batch:
         return torch.where(self.norms > 0, 1 / self.norms, 0)
 
 
-def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[Any]:
-    """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; raises NonFiniteError."""
-    vectors: NDArray[Any] = store.vectors(rows, layers=layer)
-    finite = np.isfinite(vectors).all(1)
-    if not finite.all():
+def gather_finite(store: Store, rows: NDArray[np.int64], layers: int | Sequence[int]) -> NDArray[Any]:
+    """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; of several [layer, n, ...].
+
+    Raises MissingRowsError, NonFiniteError.
+    """
+    vectors: NDArray[Any] = store.vectors(rows, layers=layers)
+    if not all_finite(vectors):
+        place, row = np.argwhere(~np.isfinite(vectors.reshape(-1, *vectors.shape[-2:])).all(2))[0]
+        layer, word = np.atleast_1d(layers)[place], store.index.words[int(store.index.type[rows[row]])]
         raise NonFiniteError(
-            f"layer {layer}, row {int(rows[finite.argmin()])} of {store.path} holds a value that is not finite: run "
-            "embstore verify, or leave that row out"
+            f"layer {layer}, row {rows[row]} of {store.path}, {quoted(word)}, holds a value that is not finite: "
+            "run embstore verify, or leave that row out"
         )
     return vectors
 

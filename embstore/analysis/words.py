@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.analysis.scan import PRECISIONS, in_threads
+from embstore.analysis.scan import PRECISIONS, gather_finite, in_threads
 from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.devices import choose_device, thread_count
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
 from embstore.store.text import Text, ragged_indices
 from embstore.store.vectors import VALUE_DTYPE
@@ -299,7 +299,7 @@ def _compute_group(store: Store, method: PerWord, layer: int, words: WordRows, r
 
 def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
     """Yield words of ascending counts in batches of about `nbytes` of float32; raises NonFiniteError."""
-    vectors, counts = store.vectors(words.rows, layers=layer), words.counts
+    vectors, counts = gather_finite(store, words.rows, layer), words.counts
     first = 0
     while first < len(counts):
         last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
@@ -310,10 +310,7 @@ def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> I
             padded = np.zeros((len(own), size, store.hidden_size), vectors.dtype)
             padded[np.arange(size) < own[:, None]] = part
             part = padded
-        batch = torch.from_numpy(part.reshape(len(own), size, -1)).float()
-        for invalid in torch.nonzero(~torch.isfinite(batch.sum((1, 2))))[:, 0].tolist():
-            _require_finite(store, layer, words.of(first + invalid), batch[invalid])
-        yield WordBatch(own, batch)
+        yield WordBatch(own, torch.from_numpy(part.reshape(len(own), size, -1)).float())
         first = last
 
 
@@ -321,20 +318,4 @@ def iter_word_blocks(store: Store, layer: int, words: WordRows, *, nbytes: int) 
     """Yield the occurrences of one word, ascending, in blocks of about `nbytes`: float32 [n, hidden_size]."""
     step = max(1, nbytes // (4 * store.hidden_size))
     for start in range(0, len(words.rows), step):
-        part = words.rows[start : start + step]
-        vectors = torch.from_numpy(store.vectors(part, layers=layer)).float()
-        if not bool(torch.isfinite(vectors.sum())):
-            _require_finite(store, layer, part, vectors)
-        yield vectors
-
-
-def _require_finite(store: Store, layer: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
-    """Raise NonFiniteError that names the first row with a value that is not finite, if there is one."""
-    invalid = torch.nonzero(~torch.isfinite(vectors).all(1))
-    if len(invalid):
-        row = int(rows[int(invalid[0])])
-        word = store.index.words[int(store.index.type[row])]
-        raise NonFiniteError(
-            f"the word {word!r} has a value that is not finite in layer {layer}, row {row} of {store.path}: "
-            "leave that row or word out"
-        )
+        yield torch.from_numpy(gather_finite(store, words.rows[start : start + step], layer)).float()

@@ -84,8 +84,8 @@ def test_a_subword_belongs_to_all_its_words_and_white_space_to_none() -> None:
     first, last = np.array([0, 1, 1, 3, 3, 4]), np.array([1, 2, 2, 4, 4, 5])
     bounds = np.array([0, 5])
     split = Split(np.zeros(5, np.int32), bounds, np.array([0, 6]), first, last, *np.zeros((2, 5), np.int32))
-    batch, zero = Batch(*np.zeros((3, 1), np.int64), shape=(1, 6)), np.zeros(1, np.int64)
-    given = [Annotated(sentence, np.arange(7))], zero, split, batch, np.array([5])
+    batch = Batch(*np.zeros((3, 1), np.int64), shape=(1, 6))
+    given = [Annotated(sentence, np.arange(7))], split, batch, np.array([5])
     tokens = Tokens(*given, Specials((7,), (), (0,), 0, ()), torch.device("cpu"))
     assert tokens.members[0].tolist() == [
         [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0] * 6, [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1],

@@ -38,8 +38,8 @@ class Shape:
 class Tokens:
     """The sentences of a batch as the model sees them: subwords, and the words that they belong to.
 
-    `numbers`: int64 [n], of the sentences in the corpus. `lengths`: int64 [n], positions, special ones included.
-    Words without a subword, or with one beyond the model's limit, do not count as words; words may share a subword.
+    `lengths`: int64 [n], positions, special ones included. Words without a subword, or with one beyond the model's
+    limit, do not count as words; words may share a subword.
     `n_words`: int64 [n]. `bounds`: int64 [n, words, 2], the positions where words begin and end. `pairs`: int64 [n, 2],
     of two sentences that the model reads together the positions where the special subwords between them begin and end;
     0 for a single sentence.
@@ -48,7 +48,6 @@ class Tokens:
     def __init__(
         self,
         sentences: Sequence[Annotated],
-        numbers: NDArray[np.int64],
         split: Split,
         batch: Batch,
         lengths: NDArray[np.int64],
@@ -57,7 +56,6 @@ class Tokens:
     ) -> None:
         self.n_before, self.n_after, self.device = len(specials.prefix), len(specials.suffix), device
         self.sentences = [sentences[index] for index in batch.sentences]
-        self.numbers = numbers[batch.sentences]
         self.lengths = lengths[batch.sentences] + specials.count
         self.n_positions = int(self.lengths.max())
         self.pairs = np.zeros((len(self.sentences), 2), np.int64)

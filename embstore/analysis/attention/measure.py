@@ -100,8 +100,7 @@ def attention(
     statistics : sequence of str or Statistic, optional
         By default all that the corpus has annotation for: `shares`, `entropy`, `relations` and `coreference` of Clark
         et al. 2019; `patterns`, those of Kovaleva et al. 2019 by an explicit rule; `trees`, maximum spanning
-        arborescences (Htut et al. 2019); `distance`, the mean attention by distance. `relations` and `trees` need
-        CoNLL-U files, `coreference` edge probing files.
+        arborescences (Htut et al. 2019). `relations` and `trees` need CoNLL-U files, `coreference` edge probing files.
     layers : int or sequence of int, optional
         From 1, such as [1, -1] or "1-3"; by default all.
     heads : sequence of int, optional
@@ -194,7 +193,7 @@ class Reader:
         """Yield batches of about `size` subwords with what the model is given. Raises InvalidValueError for none."""
         network = self._network
         specials = network.network.inputs.specials
-        for sentences, numbers in self._chunks():
+        for sentences in self._chunks():
             split = network.network.tokenizer.tokenize([each.sentence for each in sentences])
             tokenized, starts, lengths = split.tokenized, split.bounds[:-1], np.diff(split.bounds)
             lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
@@ -206,25 +205,25 @@ class Reader:
                 inputs = network.batch(batch, tokenized, *runs, "padded")
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
-                tokens = Tokens(sentences, numbers, split, batch, lengths, specials, network.network.device)
+                tokens = Tokens(sentences, split, batch, lengths, specials, network.network.device)
                 yield tokens, batch, inputs
             self.n_done += len(lengths) - len(some)
         if not self.n_subwords:
             name = "the store" if isinstance(self._source, Store) else self._source.name
             raise InvalidValueError(f"{name}: no sentence has a subword that {network.info.name!r} knows")
 
-    def _chunks(self) -> Iterator[tuple[list[Annotated], NDArray[np.int64]]]:
-        """Yield sentences and their numbers in the corpus."""
-        numbered: Iterator[tuple[int, Annotated]] = enumerate(annotated(self._source, **self._annotation))
+    def _chunks(self) -> Iterator[list[Annotated]]:
+        """Yield the sentences, some at a time."""
+        sentences = annotated(self._source, **self._annotation)
         if self._chosen is not None:
             chosen = set(self._chosen.tolist())
-            numbered = (each for each in numbered if each[0] in chosen)
+            sentences = (sentence for number, sentence in enumerate(sentences) if number in chosen)
         n_read = 0
-        while chunk := list(islice(numbered, CHUNK)):
+        while chunk := list(islice(sentences, CHUNK)):
             n_read += len(chunk)
             if len(chunk) < CHUNK:
                 self.total = n_read
-            yield [sentence for _, sentence in chunk], np.array([number for number, _ in chunk])
+            yield chunk
 
 
 class Pass:

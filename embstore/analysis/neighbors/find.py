@@ -92,13 +92,8 @@ def neighbors(
     """
     space = {"metric": metric, "centered": centered}
     if isinstance(data, WordVectors):
-        if (
-            layers not in (-1, "last")
-            or exclude
-            or index is not None
-            or model is not None
-            or isinstance(query, Selection)
-        ):
+        is_of_store = exclude or index is not None or model is not None or isinstance(query, Selection)
+        if is_of_store or layers not in (-1, "last"):
             raise InvalidValueError("word vectors have no layers, occurrences, index or model: leave these options out")
         return _in_word_vectors(data, query, k, space)
     selection = data.select() if isinstance(data, Store) else data

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import NonFiniteError
-from embstore.probes.training import VERIFY
+from embstore.analysis.scan import gather_finite
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.text import ragged_indices
-from embstore.store.vectors import all_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +118,7 @@ def iter_batches(
         targets = ragged_indices(split.first[sentences], split.first[sentences + 1] - split.first[sentences])
         spans = np.concatenate([span[targets] for span in split.spans])
         rows = np.unique(ragged_indices(spans[:, 0], spans[:, 1] - spans[:, 0]))
-        vectors = store.vectors(rows, layers=layers)
-        if not all_finite(vectors):
-            layer, place = np.argwhere(~np.isfinite(vectors).all(2))[0].tolist()
-            raise NonFiniteError(
-                f"layer {layers[layer]}, row {int(rows[place])} of {store.path} contains NaN or infinity: {VERIFY}"
-            )
-        return targets, rows, torch.from_numpy(vectors)
+        return targets, rows, torch.from_numpy(gather_finite(store, rows, layers))
 
     for targets, rows, stored in read_ahead(read, len(batches)):
         spans = tuple(SpanColumns.among(span[targets], rows, device) for span in split.spans)
