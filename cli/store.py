@@ -137,8 +137,7 @@ def lookup(
 def export(
     store: opt.StorePath,
     out: Annotated[
-        str,
-        opt.argument("OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, or NAME.parquet."),
+        str, opt.argument("OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, or NAME.parquet.")
     ],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
     word_list: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import embstore as es
 from embstore.analysis.neighbors import exact
 from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, _gpu_candidates, exact_search
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Space, StoreVectors, space_of
@@ -83,7 +84,8 @@ def test_the_nearest_are_those_of_float64(kind: str, metric: str, dtype: str, co
     queries = np.concatenate([vectors[rng.integers(len(vectors), size=count // 2)], rng.normal(size=(count, D))])
     everything = np.ones((len(queries), len(vectors)), bool)
     for k in (1, 10, 60):
-        found = exact_search(ArrayVectors(vectors), queries, k=k, space=Space(metric), threads=2)
+        with es.config(threads=2):
+            found = exact_search(ArrayVectors(vectors), queries, k=k, space=Space(metric))
         require_same(found, brute(queries, vectors, k, Space(metric), everything))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_little_memory_trains_the_same_probes_in_groups(kind: str, units: int, n
     schedule = Schedule(epochs=3, batch_size=32, patience=1)
     whole = train_bank(of, data, dev, schedule=schedule)
     reports: list[tuple[int, int | None]] = []
-    little = replace(schedule, memory=20 * of.n_parameters * 3 * n_layers)
+    little = replace(schedule, memory=20 * sum(map(math.prod, of.tensor_shapes().values())) * 3 * n_layers)
     groups = train_bank(of, data, dev, schedule=little, progress=lambda done, total: reports.append((done, total)))
     np.testing.assert_allclose(logits(groups, dev, of), logits(whole, dev, of), atol=1e-5)
     assert groups.epochs.tolist() == whole.epochs.tolist()

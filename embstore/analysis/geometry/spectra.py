@@ -164,9 +164,7 @@ def _ritz(
     small = torch.finfo(gap.dtype).eps * matrices.shape[1] * values[:, 0].abs()
     error = torch.where(gap > 0, residual**2 / gap, infinite)
     angle = torch.where(gap > 0, (residual + small) / gap, infinite)
-    error_of_basis = (
-        (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
-    )
+    error_of_basis = (space.mT @ space - torch.eye(space.shape[2]).to(space)).abs().amax((1, 2))
     sound = error_of_basis < 1e-12 * matrices.shape[1]
     return values[:, 0], vectors, torch.where(sound, error, infinite), torch.where(sound, angle, infinite)
 

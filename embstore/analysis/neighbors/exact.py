@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
+from embstore.config import settings
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
 from embstore.kernels import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
 from embstore.vectors.linalg import unit_rows
@@ -77,11 +78,9 @@ def exact_search(
     space: Space | None = None,
     rows: Rows | None = None,
     exclude: Sequence[Exclusion] = (),
-    device: str = "auto",
-    threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Hits:
-    """Find the k nearest vectors of each query, exactly.
+    """Find the k nearest vectors of each query, exactly, on the device and with the threads of `es.config`.
 
     `queries`: [q, feature] or [feature] as stored: the mean is subtracted from them too. `rows`: the
     candidates, ascending; all by default. `exclude`: rows that a query must not find. `progress` is called with the
@@ -94,7 +93,7 @@ def exact_search(
     check_whole("k", k, 1, MAX_K)
     candidates = checked_rows(vectors, rows)
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
-    return search.scan(device, threads)
+    return search.scan(settings().device, settings().threads)
 
 
 def checked_rows(vectors: Vectors, rows: Rows | None) -> Rows:

@@ -184,7 +184,6 @@ def _search(
             warnings.warn(f"{error}; this search reads the layer instead", EmbstoreWarning, stacklevel=4)
     chosen = Selection(store, layers=(layer,), rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
     options |= {"space": space_of(chosen, layer, **space), "rows": rows}
-    options |= {"device": settings().device, "threads": settings().threads}
     with reporting(settings().progress, total=len(rows), unit="vectors", label="neighbors") as report:
         hits = exact_search(StoreVectors(store, layer), queries.vectors, progress=report, **options)
     return hits, ["scan"] * n_queries
@@ -327,15 +326,8 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
         raise InvalidValueError(
             f"k {k} is more than the {len(table) - len(exclude):,} words that can be found: give less"
         )
-    hits = exact_search(
-        ArrayVectors(table.vectors),
-        queries.vectors,
-        k=k,
-        space=space_of(table.vectors, **space),
-        exclude=exclude,
-        device=settings().device,
-        threads=settings().threads,
-    )
+    vectors, compared = ArrayVectors(table.vectors), space_of(table.vectors, **space)
+    hits = exact_search(vectors, queries.vectors, k=k, space=compared, exclude=exclude)
     query_number, rank = np.nonzero(hits.rows >= 0)
     return pl.DataFrame(
         {

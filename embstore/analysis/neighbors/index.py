@@ -215,10 +215,8 @@ def _write_faiss(
     """Train, fill and write an index of faiss; returns its parameters, and the effort of a search."""
     faiss, size, n_rows = _faiss(), store.hidden_size, store.n_rows
     codes = "SQfp16" if metric == "cosine" or store.dtype == "float16" else "Flat"
-    n_lists, n_bits = (
-        max(1, min(round(4 * n_rows**0.5), n_rows // LEAST_POINTS)),
-        4 + 4 * (n_rows >= LEAST_POINTS * 256),
-    )
+    n_lists = max(1, min(round(4 * n_rows**0.5), n_rows // LEAST_POINTS))
+    n_bits = 8 if n_rows >= LEAST_POINTS * 256 else 4
     if kind == "ivfpq":
         if n_rows < LEAST_POINTS * 2**n_bits:
             raise InvalidValueError(

@@ -19,15 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import FEW_PAIRS, Found, Hits, Search, at_once
-from embstore.analysis.neighbors.sketch_codes import (
-    GROUP,
-    LEVEL,
-    NORM_ROUNDING,
-    SEGMENT,
-    SLACK,
-    Sketch,
-    of_norms,
-)
+from embstore.analysis.neighbors.sketch_codes import GROUP, LEVEL, NORM_ROUNDING, SEGMENT, SLACK, Sketch, of_norms
 from embstore.kernels import compiled_name, pack_queries, padded_queries
 
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
@@ -124,7 +116,6 @@ class _SketchSearch:
         self.lengths = np.sqrt(self.squares)
         self.mean_length = 0.0 if self.centered else float(np.linalg.norm(sketch.rotation.mean))
         self.weights, self.terms = self._terms()
-        self._add_to_first(self.terms[0])
         self.packed_terms = self.terms.view(np.uint8).reshape(self.terms.size, -1)
         self.packed = pack_queries(search.queries32)
         self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
@@ -133,7 +124,10 @@ class _SketchSearch:
         self.n_near = np.zeros(n_queries, np.int64)
 
     def _terms(self) -> tuple[NDArray[np.int8], NDArray[Any]]:
-        """The integer weights of the queries in each level, and the terms [level, q] of all."""
+        """The integer weights of the queries in each level, and the terms [level, q] of all.
+
+        Those of the first level have the product with the mean, the metric and the rounding of float32.
+        """
         n_levels, n_queries = self.sketch.layout.n_levels, len(self.search.queries)
         own = self.products.reshape(n_queries, n_levels, LEVEL).swapaxes(0, 1)
         in_steps = own * self.sketch.rotation.steps.reshape(n_levels, 1, LEVEL)
@@ -149,18 +143,15 @@ class _SketchSearch:
         terms["of_error"] = (1 + ROUNDING) * np.sqrt(squares + SLACK * self.squares) + TINY
         left = np.maximum(self.squares - squares.cumsum(0), 0)
         terms["of_tail"] = (1 + ROUNDING) * np.sqrt(left + SLACK * self.squares) + TINY
-        return np.ascontiguousarray(weights, np.int8), terms
-
-    def _add_to_first(self, terms: NDArray[Any]) -> None:
-        """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
         metric, rounding = self.search.space.metric, 2 * self.mean_length * self.lengths
         if metric == "cosine":
-            terms["of_norm"] = NORM_ROUNDING + 2 * ROUNDING
+            terms["of_norm"][0] = NORM_ROUNDING + 2 * ROUNDING
         if metric == "l2":
-            terms["of_square"] = NORM_ROUNDING + ROUNDING - 0.5
+            terms["of_square"][0] = NORM_ROUNDING + ROUNDING - 0.5
             rounding = rounding + self.squares
         base = 0.0 if self.centered else self.search.queries @ self.sketch.rotation.mean
-        terms["base"] = base + ROUNDING * rounding + TINY
+        terms["base"][0] = base + ROUNDING * rounding + TINY
+        return np.ascontiguousarray(weights, np.int8), terms
 
     def run(self) -> SketchHits:
         search, rows = self.search, self.search.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ def train_bank(
     Raises MissingRowsError, NonFiniteError.
     """
     n_layers = len(shape.layers)
-    nbytes = 4 * COPIES * shape.n_parameters * len(shape.outputs)
+    nbytes = 4 * COPIES * sum(map(prod, shape.tensor_shapes().values())) * len(shape.outputs)
     parts = fitting([np.arange(n_layers)], nbytes, schedule.memory, "the probes of one layer")
     groups = list(product(range(len(shape.seeds)), parts))
     numbers = np.arange(n_layers * shape.n_probes).reshape(shape.sizes)

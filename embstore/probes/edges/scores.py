@@ -196,7 +196,9 @@ class SplitCounts:
         few = {key: n for key, n in self._n_different(grid) if n < MIN_DIFFERENT.get(key[0], least)}
         ends |= dict.fromkeys(few, (None, None))
         if n_resamples:
-            ends |= self._of_f1(grid)
+            ends |= ((key, self.own.interval(probes)) for key, probes in grid.named("f1"))
+        if n_resamples and self.control is not None:
+            ends |= ((key, self.control.interval(probes)) for key, probes in grid.named("control_f1"))
         expected = [float(values["expected_layer", None][0]) for values in of_seeds]
         differ = few.get(("expected_layer", None))
         why_not = undetermined(expected, ends["expected_layer", None] if n_resamples else None, grid.layers, differ)
@@ -223,12 +225,6 @@ class SplitCounts:
         if self.control is not None:
             for key, probes in grid.named("selectivity"):
                 yield key, self.own.n_different(probes, self.control, probes)
-
-    def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, Interval]]:
-        """Yield the interval of each F1, of the mean over the seeds."""
-        yield from ((key, self.own.interval(probes)) for key, probes in grid.named("f1"))
-        if self.control is not None:
-            yield from ((key, self.control.interval(probes)) for key, probes in grid.named("control_f1"))
 
 
 def _metrics(

@@ -196,11 +196,8 @@ class RowProbe(Probe[FittedRows]):
         name = rows.store.path.stem if name is None else name
         notes = list(fitted.notes if data is None else self._changed_notes(name, data))
         found: list[Row] = [] if self.kind == "difference" else list(fitted.training_rows(chosen))
-        n, gold, bank = (
-            len(fitted.classes),
-            rows.gold(fitted.classes),
-            fitted.bank.at_layers(chosen, self._schedule().device),
-        )
+        n, gold = len(fitted.classes), rows.gold(fitted.classes)
+        bank = fitted.bank.at_layers(chosen, self._schedule().device)
         control = None if fitted.control is None else rows.control(fitted.control, fitted.control_unit)
         wanted = [each for each in SPLITS[1:] if place_of(each) in rows.places] if splits is None else splits
         for split in wanted or SPLITS[2:]:
