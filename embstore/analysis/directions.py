@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
 
@@ -24,9 +25,6 @@ from embstore.store import Index, Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers
 from embstore.store.text import ragged_indices
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SAMPLE = 2**16  # rows whose values quantiles are taken from
 VALUES = 2**20  # that are computed at a time, so that they stay in the cache
@@ -242,8 +240,6 @@ def _frames(
     around: int,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return a line for each row of groups of rows [direction, n], and a line for each direction."""
-    import polars as pl
-
     assert isinstance(search.vectors, StoreVectors)
     store, index, count = search.vectors.store, search.vectors.store.index, len(bias)
     rows = np.concatenate([rows for _, rows in groups], 1).ravel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 
@@ -20,9 +21,6 @@ from embstore.progress import reporting
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers
-
-if TYPE_CHECKING:
-    import polars as pl
 
 AXES_ROWS = 200_000  # the principal axes of more rows are learned from this many of them
 ANCHORS = 1000  # rows whose maps at all layers are computed to turn each layer like the one before
@@ -50,8 +48,6 @@ class Projection(Framed):
     @property
     def frame(self) -> pl.DataFrame:
         """One line for each occurrence: `occurrence` (the row), `x`, `y`."""
-        import polars as pl
-
         return pl.DataFrame({"occurrence": self.rows, "x": self.points[:, 0], "y": self.points[:, 1]})
 
     def __repr__(self) -> str:

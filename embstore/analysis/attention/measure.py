@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
-from embstore.analysis.attention.maps import Maps, Shape, Tokens
+from embstore.analysis.attention.maps import Maps, Shape, Statistic, Tokens, Values
 from embstore.analysis.attention.shares import Entropy, Patterns, Shares
-from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.analysis.attention.syntax import Coreference, Relations, Trees
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
-from embstore.analysis.geometry.layer_measures import MEASURES
-from embstore.analysis.geometry.moments import Moments, MomentSums
+from embstore.analysis.geometry.moments import MeanNorm, Moments, MomentSums
 from embstore.analysis.geometry.spectra import MEV, mev_influences, sample_mev
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
 from embstore.analysis.words import BLOCK_ROWS, compute_per_word, count_codes, eligible_types, rows_of_words
@@ -27,6 +26,9 @@ from embstore.store.layout import Layers
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 SPECTRUM_METRICS = ("participation_ratio", "effective_rank", "top_component")
+# Measures of a whole layer by their names: reducers whose result is a number. One whose state is larger than a vector
+# of float64 says so in `state_nbytes`, by which the memory for states is shared out.
+MEASURES: dict[str, Callable[[], Any]] = {"mean_norm": MeanNorm}
 METRICS = (*PAPER_METRICS, *MEASURES, *SPECTRUM_METRICS)
 COSINE_METRICS = frozenset({"selfsim", "intrasim", "anisotropy"})
 PART_TIMES = 16  # a part is at least this many times the state that it makes, so that merging takes little

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors import sketch
@@ -26,8 +27,6 @@ from embstore.store.layout import Layers, one_layer
 from embstore.vectors import WordVectors
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from embstore.corpus import Sentence
     from embstore.models import Encoder
 
@@ -261,8 +260,6 @@ def _exclusions(store: Store, queries: Queries, exclude: Exclude) -> list[Exclus
 
 def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[str]) -> pl.DataFrame:
     """One row per hit, with its context; `search`: how each query was answered."""
-    import polars as pl
-
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table()
@@ -294,8 +291,6 @@ def mark_words(data: Store, rows: ArrayLike) -> list[str]:
 
 def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Series, stop: pl.Series) -> pl.Series:
     """Return the column `marked` of some rows: their sentences with the characters from start to stop in brackets."""
-    import polars as pl
-
     parts = pl.col("text").str.slice(0, "start"), pl.col("text").str.slice("start", pl.col("stop") - pl.col("start"))
     bracketed = pl.concat_str(parts[0], pl.lit("["), parts[1], pl.lit("]"), pl.col("text").str.slice("stop"))
     marked = pl.DataFrame([text, start, stop]).select(marked=bracketed).to_series()
@@ -308,8 +303,6 @@ def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Se
 
 def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, Any]) -> pl.DataFrame:
     """Search a table of word vectors exactly."""
-    import polars as pl
-
     exclude, names = [], _words_of(query)
     if names is None:
         queries = Queries.of_vectors(query)
