@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import polars as pl
 import typer
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json, print_table
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from embstore.analysis import Clusters
 
 # Columns that describe a match, not an occurrence
 MATCHES = ("query", "rank", "score", "marked", "store", "layer", "search")
@@ -187,7 +183,7 @@ def senses(
         _print_clusters(opened, found, most)
 
 
-def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
+def _clusters_as_json(found: es.analysis.Clusters, most: int) -> dict[str, Any]:
     nearest = found.nearest(most).drop("word", "layer").partition_by("cluster", as_dict=True, include_key=False)
     names = ("word", "layer", "silhouette", "null", "p", "caveats", "purity", "baseline")
     clusters = [
@@ -198,7 +194,7 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
     return described | {"occurrences": len(found.occurrences), "clusters": clusters}
 
 
-def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:
+def _print_clusters(store: es.Store, found: es.analysis.Clusters, most: int) -> None:
     labelled = found.purity is not None
     rows = []
     for row in found.frame.to_dicts():

@@ -130,8 +130,7 @@ def activations(
     sampled = min(SAMPLE, max(k, now.nbytes // (16 * count)), len(rows)) if len(quantiles) else 1
     reducer = _Highest(search, biases, stretches(len(rows), sampled, 0))
     chosen = Selection(store, layers=layer, rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
-    options: dict[str, Any] = {"device": now.device, "threads": threads, "progress": now.progress}
-    total = scan(chosen, {"total": reducer}, **options)[layer]["total"]
+    total = scan(chosen, {"total": reducer}, progress=now.progress)[layer]["total"]
     groups = [("top", search.decide(*reducer.candidates()).rows[:, : len(rows)])]
     summary = {"share": reducer.above / len(rows), "mean": compared @ (total / len(rows)) + biases}
     nearest = reducer.near(quantiles, k)

@@ -166,9 +166,9 @@ def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArr
 
 def _scan(store: Store, rows: NDArray[np.int64], layer: int, reducer: Any) -> Any:
     """Reduce ascending rows of a layer; rows without a gap are a slice, so that the layer is scanned."""
-    first, stop, now = int(rows[0]), int(rows[-1]) + 1, settings()
+    first, stop = int(rows[0]), int(rows[-1]) + 1
     some = Selection(store, layers=layer, rows=slice(first, stop) if stop - first == len(rows) else rows)
-    return scan(some, {"only": reducer}, device=now.device, threads=now.threads)[layer]["only"]
+    return scan(some, {"only": reducer})[layer]["only"]
 
 
 class _Coordinates:

@@ -217,9 +217,7 @@ def reduce(
         for method in ("init", "update", "merge", "finish"):
             if isinstance(reducer, type) or not callable(getattr(reducer, method, None)):
                 raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
-    now = settings()
-    options: dict[str, Any] = {"device": now.device, "threads": now.threads, "progress": now.progress}
-    return scan(data, reducers, layers=layers, precision=precision, **options)
+    return scan(data, reducers, layers=layers, precision=precision, progress=settings().progress)
 
 
 def scan(
@@ -228,7 +226,7 @@ def scan(
     *,
     layers: Layers = None,
     precision: Precision = "float32",
-    device: str = "auto",
+    device: str | None = None,
     threads: int | None = None,
     block_rows: int | None = None,
     parts: int | None = None,
@@ -237,17 +235,19 @@ def scan(
 ) -> Statistics:
     """`reduce` with its limits: the rounding of sums depends on `parts` and `block_rows`.
 
+    `device`, `threads`: those of `es.config` by default.
     `parts`: of a layer at most, by default one for every 64 MiB of float32, between 2 and 256. `max_states`: how many
     states of each reducer may exist at a time (at least 2), for reducers with large ones.
     """
     selection = selected(data, layers)
     n_rows, hidden_size = len(selection), selection.store.hidden_size
     block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * hidden_size))
-    where = choose_device(device, float64=True)
+    where = choose_device(device or settings().device, float64=True)
     scopes = [Scope(selection.store, layer, n_rows, PRECISIONS[precision], where) for layer in selection.layers]
     spans = part_spans(n_rows, block_rows, hidden_size, parts)
     in_flight = None if max_states is None else max_states - 1  # the others are merged into one
-    n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
+    n_calls, threads = len(spans) * len(selection.layers), thread_count(threads or settings().threads)
+    n_threads = min(threads, n_calls, in_flight or MAX_PARTS)
     calls = (
         partial(_reduce_rows, scope, reducers, selection.rows_at(start, stop), start, block_rows)
         for scope in scopes

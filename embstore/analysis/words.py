@@ -245,15 +245,14 @@ def compute_per_word(
     words: WordRows,
     *,
     precision: str,
-    device: str,
-    memory: int,
     progress: Callable[[int], object],
 ) -> Iterator[NDArray[Any]]:
-    """Yield the results of all words for each layer, [n_words, ...], computed in threads.
+    """Yield the results of all words for each layer, [n_words, ...], within the device and memory of `es.config`.
 
-    `memory`: bytes that may be used. `progress` is called with the number of occurrences done over all layers.
+    `progress` is called with the number of occurrences done over all layers.
     """
-    resources = Resources(PRECISIONS[precision], choose_device(device, float64=True), memory)
+    now = settings()
+    resources = Resources(PRECISIONS[precision], choose_device(now.device, float64=True), now.nbytes)
     groups = word_groups(store, words, resources)
     calls = (
         partial(_compute_group, store, method, layer, words.some(group), resources)

@@ -117,9 +117,8 @@ def geometry(
         n_rows, span = len(inputs.selection), inputs.selection.span
         drawn = np.sort(np.random.default_rng(seed).choice(n_rows, min(baseline, n_rows), replace=False))
         inputs.sample = drawn + span.start if span else inputs.selection.rows[drawn]
-    options = {"precision": precision, "device": settings().device}
     with reporting(settings().progress, unit="vectors", label="geometry") as report:
-        results = _measure(inputs, options, report)
+        results = _measure(inputs, precision, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
     numbers = frame.with_columns(pl.col("value", "baseline", "baseline_reach").fill_nan(None))
     columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
@@ -218,7 +217,7 @@ def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
+def _measure(inputs: _Inputs, precision: Precision, report: Report) -> dict[int, dict[str, Any]]:
     """Compute {layer: {what: values}}: selfsim and mev of words, intrasim of sentences, and measures of the layer."""
     selection = inputs.selection
     passes = list(inputs.passes(settings().nbytes))
@@ -229,15 +228,15 @@ def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[i
     def progress(n: int, _: int | None = None) -> None:
         report(done + n, total)
 
+    options: dict[str, Any] = {"precision": precision, "progress": progress}
     results: dict[int, dict[str, Any]] = {layer: {"selfsim": []} for layer in selection.layers}
     for part, reducers in passes:
-        for layer, found in scan(part, reducers, **_limits(part, reducers), **options, progress=progress).items():
+        for layer, found in scan(part, reducers, **_limits(part, reducers), **options).items():
             if "cosines" in found:
                 results[layer]["selfsim"].append(found["cosines"].selfsim)
             results[layer] = found | results[layer]
         done += len(part) * len(selection.layers)
     if words is not None:
-        options |= {"memory": settings().nbytes, "progress": progress}
         shares = compute_per_word(MEV, selection.store, selection.layers, words, **options)
         for layer, values in zip(selection.layers, shares, strict=True):
             results[layer]["mev"] = values

@@ -263,24 +263,15 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table()
-    taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
-    how = pl.Series("search", search)
-    return pl.DataFrame(
-        [
-            pl.Series("query", queries.names)[query],
-            pl.Series("rank", rank + 1),
-            pl.Series("score", hits.scores[query, rank]),
-            *(
-                column.alias(f"label_{column.name}" if column.name in taken else column.name)
-                for column in contexts
-                if column.name not in ("subwords", "source", "document")
-            ),
-            _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
-            pl.Series("store", [str(store.path)]).new_from_index(0, len(rows)),
-            pl.Series("layer", np.full(len(rows), layer)),
-            how[query],
-        ]
+    marked = _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"])
+    taken = ("query", "rank", "score", "marked", "store", "layer", "search")
+    contexts = contexts.drop("subwords", "source", "document", strict=False)
+    contexts = contexts.rename({name: f"label_{name}" for name in taken}, strict=False)
+    found = pl.DataFrame(
+        {"query": pl.Series(queries.names)[query], "rank": rank + 1, "score": hits.scores[query, rank]}
     )
+    origin = pl.lit(str(store.path)).alias("store"), pl.lit(layer, pl.Int64).alias("layer")
+    return found.hstack(contexts).with_columns(marked, *origin, pl.Series("search", search)[query])
 
 
 def mark_words(data: Store, rows: ArrayLike) -> list[str]:

@@ -45,6 +45,12 @@ class FittedBank(Fitted):
     def classes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(output.name for output in self.shape.outputs))
 
+    def read(self, data: Store | Selection | None, layers: Layers) -> Selection:
+        """Return what is read of data, by default those of `fit`, at some layers; raises InvalidValueError."""
+        data, chosen = self.data if data is None else data, resolve_layers(layers, self.shape.layers)
+        store = fitting_store(data, chosen, self.shape.width)
+        return selected(store if data is None else data, chosen)
+
     def training_rows(self, layers: Sequence[int]) -> Iterator[Row]:
         """Yield what the frame says of how the probes of some layers were trained."""
         numbers = np.arange(len(self.trained.epochs)).reshape(self.shape.sizes)
@@ -295,14 +301,11 @@ class ClassProbe(Probe[FittedClasses]):
             fitted.words.of(split)
         if not splits:
             raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
-        chosen = resolve_layers(layers, fitted.shape.layers)
-        data = fitted.data if data is None else data
-        store, known = fitting_store(data, chosen, fitted.shape.width), fitted.words
+        selection, known = fitted.read(data, layers), fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
-        source = self._examples(selected(store if data is None else data, chosen), known)
-        return source, fitted.bank.at_layers(chosen, self._schedule().device)
+        return self._examples(selection, known), fitted.bank.at_layers(selection.layers, self._schedule().device)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_
