@@ -13,7 +13,6 @@ import torch
 
 from embstore.analysis.scan import selected
 from embstore.arguments import Positive, checked
-from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
@@ -163,8 +162,7 @@ class ClassProbe(Probe[FittedClasses]):
             what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
             notes = (*notes, f"{what} epoch ({len(unseen):,}): {some(unseen)}")
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
-        given = examples["train"], examples.get("dev")
-        trained = train_bank(shape, *given, schedule=schedule, progress=settings().progress)
+        trained = train_bank(shape, examples["train"], examples.get("dev"), schedule=schedule)
         self.fitted_ = FittedClasses(
             trained=trained,
             shape=shape,

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.arguments import Share, checked
-from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Probe, layers_of, made_by
 from embstore.probes.classes.bank import Output, ProbeBank, Shape
@@ -147,7 +146,7 @@ class RowProbe(Probe[FittedRows]):
             trained = mean_differences(shape, train, len(classes))
         else:
             dev = rows.examples("dev", labels, len(classes)) if schedule.patience else None
-            trained = train_bank(shape, train, dev, schedule=schedule, progress=settings().progress)
+            trained = train_bank(shape, train, dev, schedule=schedule)
         self.fitted_ = FittedRows(
             trained=trained,
             shape=shape,
