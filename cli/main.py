@@ -90,7 +90,7 @@ COMMANDS = (
     Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layers 6 --label class --plot bank.png"),
     Entry("index", "neighbors.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf"),
-    Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
+    Entry("static", "store.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
     Entry("lens", "models.lens", MEASURES, "lens gpt2.zarr --layers 0,6,last --out lens.parquet"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors.", PROBES, _PROBE),
