@@ -272,10 +272,8 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
             value = float(found[metric]) if metric in MEASURES else found.get("moments", {}).get(metric, anisotropy)
             count = len(selection) if drawn is None or metric != "anisotropy" else len(drawn)
             row = {"item": "", "value": value, "count": count, "metric": metric, "layer": layer}
-            null = pl.lit(None, pl.Float64)
-            yield pl.DataFrame([row], schema_overrides={"value": pl.Float64}).with_columns(
-                baseline=null, baseline_reach=null
-            )
+            numbers = dict.fromkeys(("value", "baseline", "baseline_reach"), pl.Float64)
+            yield pl.DataFrame([row | {"baseline": None, "baseline_reach": None}], schema_overrides=numbers)
 
 
 def _frame(
