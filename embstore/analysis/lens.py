@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 
@@ -22,9 +23,6 @@ from embstore.progress import reporting
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
 from embstore.store.layout import RESIDUAL, Layers
-
-if TYPE_CHECKING:
-    import polars as pl
 
 BLOCK_ROWS = 256  # at most: more are no faster on a CPU
 COPIES = 10  # of the logits of a block that there is memory for
@@ -155,8 +153,6 @@ def _measured(logits: torch.Tensor, true: torch.Tensor, top: int) -> dict[str, t
 def _frame(
     selection: Selection, head: Unembedding, ids: dict[str, NDArray[np.int32]], columns: dict[str, NDArray[Any]]
 ) -> pl.DataFrame:
-    import polars as pl
-
     n_layers, shape = len(selection.layers), columns["top"].shape
     listed, numbers = np.unique(columns.pop("top"), return_inverse=True)
     texts = pl.Series([head.encoder.tokenizer.piece(number) for number in listed.tolist()], dtype=pl.String)

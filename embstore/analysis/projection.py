@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 
@@ -20,9 +21,6 @@ from embstore.progress import reporting
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers
-
-if TYPE_CHECKING:
-    import polars as pl
 
 AXES_ROWS = 200_000  # the principal axes of more rows are learned from this many of them
 ANCHORS = 1000  # rows whose maps at all layers are computed to turn each layer like the one before
@@ -50,8 +48,6 @@ class Projection(Framed):
     @property
     def frame(self) -> pl.DataFrame:
         """One line for each occurrence: `occurrence` (the row), `x`, `y`."""
-        import polars as pl
-
         return pl.DataFrame({"occurrence": self.rows, "x": self.points[:, 0], "y": self.points[:, 1]})
 
     def __repr__(self) -> str:
@@ -170,9 +166,9 @@ def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArr
 
 def _scan(store: Store, rows: NDArray[np.int64], layer: int, reducer: Any) -> Any:
     """Reduce ascending rows of a layer; rows without a gap are a slice, so that the layer is scanned."""
-    first, stop, now = int(rows[0]), int(rows[-1]) + 1, settings()
+    first, stop = int(rows[0]), int(rows[-1]) + 1
     some = Selection(store, layers=layer, rows=slice(first, stop) if stop - first == len(rows) else rows)
-    return scan(some, {"only": reducer}, device=now.device, threads=now.threads)[layer]["only"]
+    return scan(some, {"only": reducer})[layer]["only"]
 
 
 class _Coordinates:

@@ -6,7 +6,7 @@ the parts, so that the result does not depend on who did which part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import Labels
 from embstore.store.layout import Layers, one_layer
+from embstore.store.vectors import all_finite
 
 Precision = Literal["float32", "float64"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -111,14 +112,18 @@ class Batch:
         return torch.where(self.norms > 0, 1 / self.norms, 0)
 
 
-def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[Any]:
-    """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; raises NonFiniteError."""
-    vectors: NDArray[Any] = store.vectors(rows, layers=layer)
-    finite = np.isfinite(vectors).all(1)
-    if not finite.all():
+def gather_finite(store: Store, rows: NDArray[np.int64], layers: int | Sequence[int]) -> NDArray[Any]:
+    """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; of several [layer, n, ...].
+
+    Raises MissingRowsError, NonFiniteError.
+    """
+    vectors: NDArray[Any] = store.vectors(rows, layers=layers)
+    if not all_finite(vectors):
+        place, row = np.argwhere(~np.isfinite(vectors.reshape(-1, *vectors.shape[-2:])).all(2))[0]
+        layer, word = np.atleast_1d(layers)[place], store.index.words[int(store.index.type[rows[row]])]
         raise NonFiniteError(
-            f"layer {layer}, row {int(rows[finite.argmin()])} of {store.path} holds a value that is not finite: run "
-            "embstore verify, or leave that row out"
+            f"layer {layer}, row {rows[row]} of {store.path}, {quoted(word)}, holds a value that is not finite: "
+            "run embstore verify, or leave that row out"
         )
     return vectors
 
@@ -212,9 +217,7 @@ def reduce(
         for method in ("init", "update", "merge", "finish"):
             if isinstance(reducer, type) or not callable(getattr(reducer, method, None)):
                 raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
-    now = settings()
-    options: dict[str, Any] = {"device": now.device, "threads": now.threads, "progress": now.progress}
-    return scan(data, reducers, layers=layers, precision=precision, **options)
+    return scan(data, reducers, layers=layers, precision=precision, progress=settings().progress)
 
 
 def scan(
@@ -223,7 +226,7 @@ def scan(
     *,
     layers: Layers = None,
     precision: Precision = "float32",
-    device: str = "auto",
+    device: str | None = None,
     threads: int | None = None,
     block_rows: int | None = None,
     parts: int | None = None,
@@ -232,17 +235,19 @@ def scan(
 ) -> Statistics:
     """`reduce` with its limits: the rounding of sums depends on `parts` and `block_rows`.
 
+    `device`, `threads`: those of `es.config` by default.
     `parts`: of a layer at most, by default one for every 64 MiB of float32, between 2 and 256. `max_states`: how many
     states of each reducer may exist at a time (at least 2), for reducers with large ones.
     """
     selection = selected(data, layers)
     n_rows, hidden_size = len(selection), selection.store.hidden_size
     block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * hidden_size))
-    where = choose_device(device, float64=True)
+    where = choose_device(device or settings().device, float64=True)
     scopes = [Scope(selection.store, layer, n_rows, PRECISIONS[precision], where) for layer in selection.layers]
     spans = part_spans(n_rows, block_rows, hidden_size, parts)
     in_flight = None if max_states is None else max_states - 1  # the others are merged into one
-    n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
+    n_calls, threads = len(spans) * len(selection.layers), thread_count(threads or settings().threads)
+    n_threads = min(threads, n_calls, in_flight or MAX_PARTS)
     calls = (
         partial(_reduce_rows, scope, reducers, selection.rows_at(start, stop), start, block_rows)
         for scope in scopes

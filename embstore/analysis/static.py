@@ -84,16 +84,8 @@ def static_vectors(
             )
     words = rows_of_words(selection, types)
     with reporting(settings().progress, total=words.n_rows, unit="vectors", label="static vectors") as report:
-        (vectors,) = compute_per_word(
-            _METHODS[method],
-            store,
-            selection.layers,
-            words,
-            precision="float64",
-            device=settings().device,
-            memory=settings().nbytes,
-            progress=report,
-        )
+        options: dict[str, Any] = {"precision": "float64", "progress": report}
+        (vectors,) = compute_per_word(_METHODS[method], store, selection.layers, words, **options)
     return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.analysis.scan import PRECISIONS, in_threads
+from embstore.analysis.scan import PRECISIONS, gather_finite, in_threads
 from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.devices import choose_device, thread_count
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
-from embstore.store.text import Text
+from embstore.store.text import Text, ragged_indices
 from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
@@ -59,16 +59,9 @@ class WordRows:
 
     def some(self, numbers: NDArray[np.int64]) -> WordRows:
         """The words with these numbers alone, in the order of `numbers`; `rows` holds no others."""
-        counts = self.counts[numbers]
-        rows = self.of(int(numbers[0])) if len(numbers) == 1 else self.rows[_ragged(self.starts[numbers], counts)]
+        starts, counts = self.starts[numbers], self.counts[numbers]
+        rows = self.of(int(numbers[0])) if len(numbers) == 1 else self.rows[ragged_indices(starts, counts)]
         return WordRows(self.types[numbers], np.cumsum(counts) - counts, counts, rows)
-
-
-def _ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers `[start, start + count)` of each pair, one after the other."""
-    numbers: NDArray[np.int64] = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    numbers += np.arange(len(numbers))
-    return numbers
 
 
 def count_codes(codes: NDArray[np.integer], n_codes: int = 0) -> NDArray[np.int64]:
@@ -106,7 +99,7 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     for start in range(0, len(order), BLOCK_SENTENCES):
         some = order[start : start + BLOCK_SENTENCES]
         counts = bounds[some + 1] - bounds[some]
-        places = _ragged(bounds[some], counts)
+        places = ragged_indices(bounds[some], counts)
         types = index.type[places if isinstance(rows, slice) else rows[places]]
         pairs = np.repeat(texts[some] * n_types, counts)
         pairs += types
@@ -252,15 +245,14 @@ def compute_per_word(
     words: WordRows,
     *,
     precision: str,
-    device: str,
-    memory: int,
     progress: Callable[[int], object],
 ) -> Iterator[NDArray[Any]]:
-    """Yield the results of all words for each layer, [n_words, ...], computed in threads.
+    """Yield the results of all words for each layer, [n_words, ...], within the device and memory of `es.config`.
 
-    `memory`: bytes that may be used. `progress` is called with the number of occurrences done over all layers.
+    `progress` is called with the number of occurrences done over all layers.
     """
-    resources = Resources(PRECISIONS[precision], choose_device(device, float64=True), memory)
+    now = settings()
+    resources = Resources(PRECISIONS[precision], choose_device(now.device, float64=True), now.nbytes)
     groups = word_groups(store, words, resources)
     calls = (
         partial(_compute_group, store, method, layer, words.some(group), resources)
@@ -306,7 +298,7 @@ def _compute_group(store: Store, method: PerWord, layer: int, words: WordRows, r
 
 def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> Iterator[WordBatch]:
     """Yield words of ascending counts in batches of about `nbytes` of float32; raises NonFiniteError."""
-    vectors, counts = store.vectors(words.rows, layers=layer), words.counts
+    vectors, counts = gather_finite(store, words.rows, layer), words.counts
     first = 0
     while first < len(counts):
         last = int(np.searchsorted(counts, max(counts[first], int(counts[first] * PADDING)), side="right"))
@@ -317,10 +309,7 @@ def iter_batches(store: Store, layer: int, words: WordRows, *, nbytes: int) -> I
             padded = np.zeros((len(own), size, store.hidden_size), vectors.dtype)
             padded[np.arange(size) < own[:, None]] = part
             part = padded
-        batch = torch.from_numpy(part.reshape(len(own), size, -1)).float()
-        for invalid in torch.nonzero(~torch.isfinite(batch.sum((1, 2))))[:, 0].tolist():
-            _require_finite(store, layer, words.of(first + invalid), batch[invalid])
-        yield WordBatch(own, batch)
+        yield WordBatch(own, torch.from_numpy(part.reshape(len(own), size, -1)).float())
         first = last
 
 
@@ -328,20 +317,4 @@ def iter_word_blocks(store: Store, layer: int, words: WordRows, *, nbytes: int) 
     """Yield the occurrences of one word, ascending, in blocks of about `nbytes`: float32 [n, hidden_size]."""
     step = max(1, nbytes // (4 * store.hidden_size))
     for start in range(0, len(words.rows), step):
-        part = words.rows[start : start + step]
-        vectors = torch.from_numpy(store.vectors(part, layers=layer)).float()
-        if not bool(torch.isfinite(vectors.sum())):
-            _require_finite(store, layer, part, vectors)
-        yield vectors
-
-
-def _require_finite(store: Store, layer: int, rows: NDArray[np.int64], vectors: torch.Tensor) -> None:
-    """Raise NonFiniteError that names the first row with a value that is not finite, if there is one."""
-    invalid = torch.nonzero(~torch.isfinite(vectors).all(1))
-    if len(invalid):
-        row = int(rows[int(invalid[0])])
-        word = store.index.words[int(store.index.type[row])]
-        raise NonFiniteError(
-            f"the word {word!r} has a value that is not finite in layer {layer}, row {row} of {store.path}: "
-            "leave that row or word out"
-        )
+        yield torch.from_numpy(gather_finite(store, words.rows[start : start + step], layer)).float()

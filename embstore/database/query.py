@@ -328,7 +328,7 @@ class Database:
             return None
         if not (np.abs(vector) < MAX_NUMBER).all():  # NaN too
             return None
-        options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows), "device": "cpu"}
+        options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows)}
         hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
         name, self._made = f"_es_nearest{self._made}", self._made + 1
         chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.store.layout import RESIDUAL, SITES
+from embstore.store.text import ragged_indices as ragged_indices
 
 Pooling = Literal["mean", "first", "last", "max"]
 Scope = Literal["sentence", "document"]
@@ -361,11 +362,3 @@ def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
-
-
-def ragged_indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the runs `[start, start + length)`, one run after the other."""
-    ends = np.cumsum(lengths)
-    indices = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    indices += np.repeat(starts - (ends - lengths), lengths)
-    return indices

@@ -243,5 +243,12 @@ class Text:
 def _runs(indptr: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return what is in the chosen runs, one after the other, and the bounds of these."""
     starts, lengths = indptr[chosen], indptr[chosen + 1] - indptr[chosen]
-    bounds = np.append(0, np.cumsum(lengths)).astype(np.int64)
-    return np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths), bounds
+    return ragged_indices(starts, lengths), np.append(0, np.cumsum(lengths)).astype(np.int64)
+
+
+def ragged_indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of the runs `[start, start + length)`, one run after the other."""
+    ends = np.cumsum(lengths)
+    indices = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    indices += np.repeat(starts - (ends - lengths), lengths)
+    return indices

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.store.vectors import all_finite
 
-BLOCK_ROWS = 2**14  # checked at once: a block stays in the cache of a core
 PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as in memory
 MAX_DIMENSIONS = 2**16  # of random vectors: more than any model has
 
@@ -44,7 +44,8 @@ class WordVectors:
         object.__setattr__(self, "words", tuple(self.words))
         if len(self.words) != len(self.vectors):
             raise InvalidValueError(f"{len(self.words)} words and {len(self.vectors)} vectors: give one vector a word")
-        if (row := first_nonfinite(self.vectors)) is not None:
+        if not all_finite(self.vectors):
+            row = int(np.isfinite(self.vectors).all(1).argmin())
             raise InvalidValueError(f"the vector of {self.words[row]!r} (row {row}) has NaN or infinity in it")
         for row, word in enumerate(self.words):
             if not isinstance(word, str) or not word:
@@ -97,15 +98,6 @@ class WordVectors:
     @cached_property
     def _row_of(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
-
-
-def first_nonfinite(vectors: NDArray[np.float32]) -> int | None:
-    """Return the first row with NaN or infinity; None if all are finite."""
-    for start in range(0, len(vectors), BLOCK_ROWS):
-        finite = np.isfinite(vectors[start : start + BLOCK_ROWS]).all(1)
-        if not finite.all():
-            return start + int(finite.argmin())
-    return None
 
 
 def first_repeated(words: Sequence[str]) -> tuple[int, int] | None:

@@ -13,8 +13,8 @@ import embstore as es
 from embstore.analysis import Statistic, sentence_attention
 from embstore.analysis.attention import measure
 from embstore.analysis.attention.annotated import Mention, _mentions
+from embstore.analysis.attention.maps import Values
 from embstore.analysis.attention.measure import STATISTICS
-from embstore.analysis.attention.statistic import Values
 from embstore.corpus import EdgeSentence, EdgeTarget, Tree
 from embstore.errors import EmbstoreError
 from embstore.models.transformer import attention

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.analysis.attention import compare, shares
+from embstore.analysis.attention import measure, shares
 from embstore.analysis.attention.annotated import Annotated
-from embstore.analysis.attention.compare import attention_similarity
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
-from embstore.analysis.attention.measure import STATISTICS, Pass, Reader
+from embstore.analysis.attention.measure import STATISTICS, Pass, Reader, attention_similarity
 from embstore.analysis.attention.shares import PATTERNS, Entropy, Patterns
 from embstore.analysis.attention.syntax import arborescences, plain_arborescence
 from embstore.config import config
@@ -85,8 +84,8 @@ def test_a_subword_belongs_to_all_its_words_and_white_space_to_none() -> None:
     first, last = np.array([0, 1, 1, 3, 3, 4]), np.array([1, 2, 2, 4, 4, 5])
     bounds = np.array([0, 5])
     split = Split(np.zeros(5, np.int32), bounds, np.array([0, 6]), first, last, *np.zeros((2, 5), np.int32))
-    batch, zero = Batch(*np.zeros((3, 1), np.int64), shape=(1, 6)), np.zeros(1, np.int64)
-    given = [Annotated(sentence, np.arange(7))], zero, split, batch, np.array([5])
+    batch = Batch(*np.zeros((3, 1), np.int64), shape=(1, 6))
+    given = [Annotated(sentence, np.arange(7))], split, batch, np.array([5])
     tokens = Tokens(*given, Specials((7,), (), (0,), 0, ()), torch.device("cpu"))
     assert tokens.members[0].tolist() == [
         [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0] * 6, [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1],
@@ -270,7 +269,7 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
 def test_values_equal_a_slow_cosine(
     pair: tuple[Path, Path], max_length: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "BATCH_SUBWORDS", {"cpu": batch})
+    monkeypatch.setattr(measure, "BATCH_SUBWORDS", {"cpu": batch})
     calls: list[tuple[int, int]] = []
     with config(device="cpu", progress=lambda done, total: calls.append((done, total))):
         table = attention_similarity(SAMPLE, model_a=pair[0], model_b=pair[1], max_length=max_length)

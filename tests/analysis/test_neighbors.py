@@ -18,6 +18,7 @@ from embstore.analysis.neighbors.space import Space
 from embstore.corpus.sentence import Document, Span
 from embstore.errors import InvalidValueError, ModelError
 from embstore.vectors import WordVectors
+from tests.analysis.test_exact import all_scores
 from tests.models import tiny
 
 TEXTS = [
@@ -50,7 +51,7 @@ def store(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
 
 def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool], k: int, space: Space) -> list[int]:
     held = store.vectors(np.arange(store.n_rows), layers=layer)
-    scores = space.scores(held[row], held)[0]
+    scores = all_scores(space, held[[row]], held)[0]
     order = np.argsort(scores if space.ascending else -scores, kind="stable")
     return [other for other in order.tolist() if other != row and allowed(other)][:k]
 
@@ -128,7 +129,7 @@ def test_vectors_and_several_words(store: es.Store) -> None:
     means = [held[store.select(words=word).rows].mean(0) for word in ("bank", "river")]
     table = es.neighbors(store, means, layers=0, k=3)
     for number, mean in enumerate(means):
-        scores = Space().scores(mean, held)[0]
+        scores = all_scores(Space(), mean[None], held)[0]
         part = table.filter(pl.col("query") == number)
         assert part["occurrence"].to_list() == np.argsort(-scores, kind="stable")[:3].tolist()
         np.testing.assert_allclose(part["score"], np.sort(scores)[::-1][:3])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import embstore as es
 from embstore import kernels
 from embstore.analysis.neighbors import exact, sketch, sketch_codes
 from embstore.analysis.neighbors.exact import Exclusion, Search, checked_queries
-from embstore.analysis.neighbors.find import find_neighbors
 from embstore.analysis.neighbors.index import LayerSketch, build_index, find_sketch, open_index
-from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.sketch_codes import Codes, Layout, Rotation, Sketch, write_codes
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space
 from embstore.errors import EmbstoreWarning, InvalidValueError, NonFiniteError, SearchIndexError
@@ -35,39 +32,32 @@ THREADS = 2
 
 
 # Small searches go through the sketch, in several parts, however many rows it cannot decide.
-SMALL = SearchLimits(
-    few_rows=0,
-    features_a_query=1,
-    part_scores=300,
-    least_rows=64,
-    piece=48,
-    pending=50,
-    undecided=1,
-    least_undecided=10**9,
-)
+SMALL = {
+    "FEW_ROWS": 0,
+    "FEATURES_A_QUERY": 1,
+    "PART_SCORES": 300,
+    "LEAST_ROWS": 64,
+    "PIECE": 48,
+    "PENDING": 50,
+    "UNDECIDED": 1,
+    "LEAST_UNDECIDED": 10**9,
+}
 
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sketches of short segments, of several clusters each, and two threads."""
+    """Sketches of short segments, of several clusters each, and small searches that read them."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(sketch, name, value)
     monkeypatch.setattr(sketch_codes, "CLUSTER_ROWS", 32)
     for module in (sketch, sketch_codes):
         monkeypatch.setattr(module, "SEGMENT", 256)
 
 
-def near(
-    data: es.Store | es.store.Selection,
-    rows: int | list[int],
-    layer: int,
-    *,
-    limits: SearchLimits = SMALL,
-    **options: Any,
-) -> pl.DataFrame:
+def near(data: es.Store | es.store.Selection, rows: int | list[int], layer: int, **options: Any) -> pl.DataFrame:
     """The 7 neighbours of some rows."""
     store = data if isinstance(data, es.Store) else data.store
-    space = {"metric": options.pop("metric", "cosine"), "centered": options.pop("centered", False)}
-    query = store.select(rows=np.atleast_1d(rows))
-    return find_neighbors(data, query, space, k=7, layers=layer, limits=limits, **options)
+    return es.neighbors(data, store.select(rows=np.atleast_1d(rows)), k=7, layers=layer, **options)
 
 
 def clouds(seed: int) -> dict[str, np.ndarray]:
@@ -108,7 +98,7 @@ def sketched(vectors: np.ndarray, path: Path, rotation: Rotation | None = None) 
     longest = write_codes(path, blocks, len(vectors), rotation, "these")
     layout = Layout(len(vectors), rotation.n_levels)
     assert path.stat().st_size == layout.nbytes
-    return Sketch(rotation, Codes.mapped(path, layout), layout, longest, vectors[0].nbytes)
+    return Sketch(rotation, Codes.mapped(path, layout), layout, longest)
 
 
 def searched(
@@ -119,11 +109,10 @@ def searched(
     space: Space,
     rows: Rows,
     *exclude: Exclusion,
-    limits: SearchLimits = SMALL,
 ) -> sketch.SketchHits:
     compared = checked_queries(queries, vectors.shape[1], space)
     search = Search(ArrayVectors(vectors), compared, k, space, rows, exclude, None, threads=THREADS)
-    return sketch.sketch_search(search, made, limits)
+    return sketch.sketch_search(search, made)
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
@@ -174,7 +163,7 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
     queries = checked_queries(rest @ rotation.directions, D, space)
     for query, row in zip(queries, range(60), strict=True):
         search = Search(ArrayVectors(vectors), query[None], 1, space, range(n + 1), (), None)
-        one = sketch._SketchSearch(search, made, SMALL)
+        one = sketch._SketchSearch(search, made)
         for term, factor in factors.items():
             one.terms[term] *= factor
         score = search.rescored(np.array([[row]]))
@@ -220,7 +209,7 @@ def test_every_length_in_a_bound_is_large_enough(tmp_path: Path) -> None:
     rotated = (vectors - made.rotation.mean) @ directions.T
     queries = np.random.default_rng(9).normal(size=(20, D))
     search = Search(ArrayVectors(vectors), queries, 3, Space("ip"), range(300), (), None)
-    terms_of = sketch._SketchSearch(search, made, SMALL)
+    terms_of = sketch._SketchSearch(search, made)
     turned = queries @ directions.T
     for level, (codes, lengths) in enumerate(made.rotation.encode(vectors).levels):
         part, rest = slice(64 * level, 64 * level + 64), slice(64 * level + 64, None)
@@ -288,7 +277,7 @@ def test_every_bound_of_every_level_is_above_the_exact_score(metric: str, mean: 
         if scores is None:
             scores = np.sqrt(np.square(queries.astype(np.longdouble)[:, None] - rows).sum(2))
         for _ in targets():
-            one = sketch._SketchSearch(search, made, SMALL)
+            one = sketch._SketchSearch(search, made)
             norms = one.part(0, count).norms
             order = np.argsort(made.codes.rows_at(np.arange(count)))
             stored = np.float32(1) if metric != "cosine" else sketch_codes.of_norms(norms)[order]
@@ -342,26 +331,24 @@ def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: py
     vectors[100:110] = vectors[0] * 1.01
     made = sketched(vectors, tmp_path / "sketch")
     monkeypatch.setattr(f"{__name__}.THREADS", 1)  # what is not decided depends on which part is read first
-    limits = replace(SMALL, part_scores=8000, least_undecided=40, undecided=50)
+    for name, value in (("PART_SCORES", 8000), ("LEAST_UNDECIDED", 40), ("UNDECIDED", 50)):
+        monkeypatch.setattr(sketch, name, value)
     queries = np.stack([vectors[0], vectors[1]])
-    found = searched(made, vectors, queries, 5, Space(), range(3000), limits=limits)
+    found = searched(made, vectors, queries, 5, Space(), range(3000))
     require_same(found, brute(queries, vectors, 5, Space(), np.ones((2, 3000), bool)))
     assert found.scanned.tolist() == [False, True]
-    assert 0 < found.nbytes < 3 * vectors.nbytes
     other = Space("cosine", made.rotation.mean + 1)
     found = searched(made, vectors, queries, 5, other, range(3000))
     require_same(found, brute(queries, vectors, 5, other, np.ones((2, 3000), bool)))
     assert found.scanned.all()
-    assert found.nbytes == 0
 
 
 @pytest.mark.parametrize(("scale", "scanned"), [(1e9, True), (30, False)])
 def test_a_sketch_of_random_vectors_is_not_read(scale: float, scanned: bool, tmp_path: Path) -> None:
     vectors = np.random.default_rng(5).normal(size=(1500, 256)) * np.exp(-np.arange(256) / scale)
     made = sketched(vectors.astype(np.float32), tmp_path / "sketch")
-    found = searched(made, vectors.astype(np.float32), vectors[:2], 5, Space(), range(1500))
-    assert found.scanned.all() == scanned
-    assert (found.nbytes == 0) == scanned
+    assert made.rotation.is_flat == scanned
+    assert searched(made, vectors.astype(np.float32), vectors[:2], 5, Space(), range(1500)).scanned.all() == scanned
 
 
 def test_a_process_requests_what_it_reads_from_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,11 +404,11 @@ def test_neighbors_are_the_same_with_a_sketch(
     assert one is not None
     assert other is not None
     assert one.sketch.rotation is other.sketch.rotation  # read once
-    limits = replace(SMALL, features_a_query=40)  # of 80: two queries, not three
+    monkeypatch.setattr(sketch, "FEATURES_A_QUERY", 40)  # of 80: two queries, not three
     for rows_of, how in (([3, 500], "sketch"), ([3, 500, 700], "scan")):
-        found = near(store, rows_of, 5, limits=limits)
+        found = near(store, rows_of, 5)
         assert found["search"].unique().to_list() == [how]
-    many = near(store, list(range(20)), 5, limits=limits)
+    many = near(store, list(range(20)), 5)
     assert many["search"].unique().to_list() == ["scan"]
     with pytest.raises(InvalidValueError, match="has layer 5, not 2"):
         near(store, 3, 2, index=built)
@@ -463,7 +450,7 @@ def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> N
     }
     number = int(part[-1]) if part.startswith("level") else 0
     flip(path, places.get(part, layout.part_at(3 + number) + 200 * 38 + 5))
-    damaged = Sketch(made.rotation, Codes.mapped(path, layout), layout, made.longest, made.vector_nbytes)
+    damaged = Sketch(made.rotation, Codes.mapped(path, layout), layout, made.longest)
     queries = vectors[198:203] + vectors.mean(0)
     space = Space("l2", made.rotation.mean if part == "centered norms" else None)  # a product needs no norms
     if part == "checks":

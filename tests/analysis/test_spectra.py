@@ -27,6 +27,7 @@ from embstore.analysis.words import (
     rows_of_words,
     word_groups,
 )
+from embstore.config import config
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Selection, Store, Text
 from tests.analysis.word_store import Written, awkward_words, one_line, write_words
@@ -39,8 +40,9 @@ def maximum_explainable_variance(
     """Of each word, computed as in `geometry`."""
     selection = selected(data, layer)
     words = rows_of_words(selection, all_types(selection) if types is None else types)  # type: ignore[arg-type]
-    options = {"precision": precision, "device": "cpu", "memory": memory, "progress": lambda done: None}
-    return next(compute_per_word(MEV, selection.store, [layer], words, **options))  # type: ignore[arg-type]
+    options = {"precision": precision, "progress": lambda done: None}
+    with config(device="cpu", memory=memory):
+        return next(compute_per_word(MEV, selection.store, [layer], words, **options))  # type: ignore[arg-type]
 
 
 def explained(vectors: np.ndarray) -> float:

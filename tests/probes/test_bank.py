@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,8 +121,9 @@ def test_little_memory_trains_the_same_probes_in_groups(kind: str, units: int, n
     schedule = Schedule(epochs=3, batch_size=32, patience=1)
     whole = train_bank(of, data, dev, schedule=schedule)
     reports: list[tuple[int, int | None]] = []
-    little = replace(schedule, memory=20 * of.n_parameters * 3 * n_layers)
-    groups = train_bank(of, data, dev, schedule=little, progress=lambda done, total: reports.append((done, total)))
+    little = replace(schedule, memory=20 * sum(map(math.prod, of.tensor_shapes().values())) * 3 * n_layers)
+    with config(progress=lambda done, total: reports.append((done, total))):
+        groups = train_bank(of, data, dev, schedule=little)
     np.testing.assert_allclose(logits(groups, dev, of), logits(whole, dev, of), atol=1e-5)
     assert groups.epochs.tolist() == whole.epochs.tolist()
     np.testing.assert_allclose(groups.dev_loss, whole.dev_loss, rtol=1e-5)
@@ -132,7 +134,8 @@ def test_little_memory_trains_the_same_probes_in_groups(kind: str, units: int, n
 def test_few_examples_are_read_several_times_in_an_epoch() -> None:
     data, of = examples(90), shape("linear", 0)  # 90 examples in batches of 20 are 5 steps
     reports: list[int] = []
-    long = train_bank(of, data, schedule=Schedule(2, 20, min_steps=12), progress=lambda done, _: reports.append(done))
+    with config(progress=lambda done, _: reports.append(done)):
+        long = train_bank(of, data, schedule=Schedule(2, 20, min_steps=12))
     short = train_bank(of, data, schedule=Schedule(8, 20, max_steps=3, min_steps=3))
     assert torch.equal(long.weights["weight"], short.weights["weight"]), "both are the same 24 steps"
     assert (long.epochs.max(), short.epochs.max(), reports[-1]) == (2, 8, len(SEEDS) * 24 * 20)

@@ -85,33 +85,31 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     def scores(counts: EdgeCounts, places: np.ndarray, sample: list[int]) -> list[float]:
         return [f1_by_hand(counts, int(place), sample) for place in places]
 
-    def alone(seed: int) -> np.ndarray:
-        return grid.kinds["layer_"][seeds.index(seed)]
-
+    of_seed, alone = (dict(zip(seeds, grid.kinds[kind], strict=True)) for kind in ("", "layer_"))
     for metric, counts, places in (
-        ("f1", own, grid.cumulative),
+        ("f1", own, of_seed),
         ("layer_f1", own, alone),
-        ("control_f1", control, grid.cumulative),
+        ("control_f1", control, of_seed),
         ("layer_control_f1", control, alone),
     ):
         for number, layer in enumerate(layers):
-            probes = [int(places(seed)[number]) for seed in seeds]
+            probes = [int(places[seed][number]) for seed in seeds]
             right, said = counts.right[probes].mean(0), counts.said[probes].mean(0)
             for seed in seeds:
                 row = found[metric, layer, seed]
                 assert (row["low"], row["high"]) == pytest.approx(exact(right, (said + counts.wanted) / 2))
-                whole = scores(counts, places(seed), list(range(sentences)))[number]
+                whole = scores(counts, places[seed], list(range(sentences)))[number]
                 assert row["value"] == pytest.approx(whole)
 
     def difference(seed: int, sample: list[int]) -> float:
-        return scores(own, grid.cumulative(seed), sample)[1] - scores(control, grid.cumulative(seed), sample)[1]
+        return scores(own, of_seed[seed], sample)[1] - scores(control, of_seed[seed], sample)[1]
 
     taken = [np.mean([difference(seed, each) for seed in seeds]) for each in picked]
     row = found["selectivity", 2, 3]
     assert (row["low"], row["high"]) == pytest.approx(ends(taken)), "both tasks have the same resamples"
-    gained = [np.mean([np.diff(scores(own, grid.cumulative(s), each))[1] for s in seeds]) for each in picked]
+    gained = [np.mean([np.diff(scores(own, of_seed[s], each))[1] for s in seeds]) for each in picked]
     assert (found["differential", 5, 8]["low"], found["differential", 5, 8]["high"]) == pytest.approx(ends(gained))
-    expected = [[expected_layer(scores(own, grid.cumulative(s), each), layers) for s in seeds] for each in picked]
+    expected = [[expected_layer(scores(own, of_seed[s], each), layers) for s in seeds] for each in picked]
     defined = [np.mean(np.array(each, float)) for each in expected if None not in each]
     assert len(defined) >= 57
     for seed in seeds:
@@ -192,7 +190,7 @@ def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest
     counts = counts_of(np.random.default_rng(0), 3, 11)
     whole = resampled_f1({"a": counts}, 20, seed=1)["a"]
     assert whole.shape == (21, 3)
-    monkeypatch.setattr("embstore.probes.edges.scores.BLOCK", 40)
+    monkeypatch.setattr("embstore.intervals.BLOCK", 40)
     np.testing.assert_array_equal(resampled_f1({"a": counts}, 20, seed=1)["a"], whole)
     np.testing.assert_array_equal(resampled_f1({"a": counts}, 0, seed=1)["a"], whole[:1])
 

@@ -1,11 +1,12 @@
-"""Attention maps of a batch, of subwords and of words, and what several statistics take from them."""
+"""Attention maps of a batch, of subwords and of words, and what a statistic of them is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,8 +39,8 @@ class Shape:
 class Tokens:
     """The sentences of a batch as the model sees them: subwords, and the words that they belong to.
 
-    `numbers`: int64 [n], of the sentences in the corpus. `lengths`: int64 [n], positions, special ones included.
-    Words without a subword, or with one beyond the model's limit, do not count as words; words may share a subword.
+    `lengths`: int64 [n], positions, special ones included. Words without a subword, or with one beyond the model's
+    limit, do not count as words; words may share a subword.
     `n_words`: int64 [n]. `bounds`: int64 [n, words, 2], the positions where words begin and end. `pairs`: int64 [n, 2],
     of two sentences that the model reads together the positions where the special subwords between them begin and end;
     0 for a single sentence.
@@ -48,7 +49,6 @@ class Tokens:
     def __init__(
         self,
         sentences: Sequence[Annotated],
-        numbers: NDArray[np.int64],
         split: Split,
         batch: Batch,
         lengths: NDArray[np.int64],
@@ -57,7 +57,6 @@ class Tokens:
     ) -> None:
         self.n_before, self.n_after, self.device = len(specials.prefix), len(specials.suffix), device
         self.sentences = [sentences[index] for index in batch.sentences]
-        self.numbers = numbers[batch.sentences]
         self.lengths = lengths[batch.sentences] + specials.count
         self.n_positions = int(self.lengths.max())
         self.pairs = np.zeros((len(self.sentences), 2), np.int64)
@@ -130,16 +129,12 @@ class Tokens:
         """The edges of the dependency trees between words of the batch."""
         return Edges.of(self)
 
-    def number_of(self, row: int) -> dict[int, int]:
-        """Return for each form of a sentence that counts as a word its number among the words."""
-        return {int(form): number for number, form in enumerate(self.present[row])}
-
     @cached_property
     def mentions(self) -> list[tuple[int, Mention]]:
         """The mentions that have an antecedent, with their row, in numbers of words."""
         found = []
         for row, sentence in enumerate(self.sentences):
-            numbers = self.number_of(row)
+            numbers = {form: number for number, form in enumerate(self.present[row].tolist())}
             for mention in sentence.mentions:
                 antecedents = frozenset(numbers[word] for word in mention.antecedents if word in numbers)
                 if mention.word in numbers and antecedents:
@@ -252,3 +247,65 @@ def read_maps(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     # the columns are offsets, from 1 - length.
     skewed = torch.nn.functional.pad(values.flip(-2), (0, length)).flatten(2)[:, :, : length * (2 * length - 1)]
     return entropies, values.sum(-2), skewed.reshape(n, n_heads, length, 2 * length - 1).sum(2)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of all heads for the table of results, or one value of the corpus alone.
+
+    `values`: float64 [layers, heads], or a number. `item`: of what, such as a relation; `offset`: a distance in
+    positions. `baseline`: the value that needs no model. `count`: of how many, an array like `values` or a number.
+    """
+
+    metric: str
+    item: str
+    values: NDArray[np.float64] | float
+    count: float
+    offset: int | None = None
+    baseline: float | None = None
+
+
+class Statistic(ABC):
+    """Sums over the attention maps of a corpus, from which values of each head are made at the end.
+
+    A subclass adds to `sums` in `update`, which is called for each layer of each batch, and yields its values in
+    `results`. The memory must not grow with the corpus. `needs`:
+    the annotation without which there is nothing to count. `attention` takes objects of your own classes::
+
+        class Strongest(es.analysis.Statistic):
+            name = "strongest"
+
+            def update(self, maps):
+                self.add("largest", maps.layer, maps.values.amax(-1).sum((0, 2)))
+                self.add("queries", maps.layer, maps.tokens.lengths.sum())
+
+            def results(self):
+                queries = self.sums["queries"]
+                yield es.analysis.Values("strongest", "", self.sums["largest"] / queries[:, None], count=queries[0])
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[Literal["trees", "mentions"] | None] = None
+    shape: Shape
+
+    def __init__(self) -> None:
+        self.sums: dict[str, NDArray[np.float64]] = {}
+
+    def begin(self, shape: Shape) -> None:
+        """Begin a pass over a corpus: forget what was summed before."""
+        self.shape, self.sums = shape, {}
+
+    @abstractmethod
+    def update(self, maps: Maps) -> None:
+        """Add the maps of one layer of a batch."""
+
+    @abstractmethod
+    def results(self) -> Iterator[Values]:
+        """Yield the values of the whole corpus."""
+
+    def add(self, key: str, layer: int, values: Any) -> None:
+        """Add values of one shape in all calls to the sum of that name and layer, `sums[key][layer]`."""
+        values = np.asarray(values.cpu() if hasattr(values, "cpu") else values, np.float64)
+        if key not in self.sums:
+            self.sums[key] = np.zeros((len(self.shape.layers), *values.shape))
+        self.sums[key][layer] += values

@@ -1,4 +1,4 @@
-"""The attention of a whole corpus in one pass: batches in, statistics of every head out."""
+"""The attention of a whole corpus in one pass: statistics of every head of a model, or how like those of another."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
-from embstore.analysis.attention.maps import Maps, Shape, Tokens
+from embstore.analysis.attention.maps import Maps, Shape, Statistic, Tokens, Values
 from embstore.analysis.attention.shares import Entropy, Patterns, Shares
-from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.analysis.attention.syntax import Coreference, Relations, Trees
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.sentence import Document, Span
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import InvalidValueError, check_choice, quoted
+from embstore.errors import InvalidValueError, ModelError, check_choice, quoted
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
 from embstore.progress import reporting
@@ -100,8 +99,7 @@ def attention(
     statistics : sequence of str or Statistic, optional
         By default all that the corpus has annotation for: `shares`, `entropy`, `relations` and `coreference` of Clark
         et al. 2019; `patterns`, those of Kovaleva et al. 2019 by an explicit rule; `trees`, maximum spanning
-        arborescences (Htut et al. 2019); `distance`, the mean attention by distance. `relations` and `trees` need
-        CoNLL-U files, `coreference` edge probing files.
+        arborescences (Htut et al. 2019). `relations` and `trees` need CoNLL-U files, `coreference` edge probing files.
     layers : int or sequence of int, optional
         From 1, such as [1, -1] or "1-3"; by default all.
     heads : sequence of int, optional
@@ -194,7 +192,7 @@ class Reader:
         """Yield batches of about `size` subwords with what the model is given. Raises InvalidValueError for none."""
         network = self._network
         specials = network.network.inputs.specials
-        for sentences, numbers in self._chunks():
+        for sentences in self._chunks():
             split = network.network.tokenizer.tokenize([each.sentence for each in sentences])
             tokenized, starts, lengths = split.tokenized, split.bounds[:-1], np.diff(split.bounds)
             lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
@@ -206,25 +204,25 @@ class Reader:
                 inputs = network.batch(batch, tokenized, *runs, "padded")
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
-                tokens = Tokens(sentences, numbers, split, batch, lengths, specials, network.network.device)
+                tokens = Tokens(sentences, split, batch, lengths, specials, network.network.device)
                 yield tokens, batch, inputs
             self.n_done += len(lengths) - len(some)
         if not self.n_subwords:
             name = "the store" if isinstance(self._source, Store) else self._source.name
             raise InvalidValueError(f"{name}: no sentence has a subword that {network.info.name!r} knows")
 
-    def _chunks(self) -> Iterator[tuple[list[Annotated], NDArray[np.int64]]]:
-        """Yield sentences and their numbers in the corpus."""
-        numbered: Iterator[tuple[int, Annotated]] = enumerate(annotated(self._source, **self._annotation))
+    def _chunks(self) -> Iterator[list[Annotated]]:
+        """Yield the sentences, some at a time."""
+        sentences = annotated(self._source, **self._annotation)
         if self._chosen is not None:
             chosen = set(self._chosen.tolist())
-            numbered = (each for each in numbered if each[0] in chosen)
+            sentences = (sentence for number, sentence in enumerate(sentences) if number in chosen)
         n_read = 0
-        while chunk := list(islice(numbered, CHUNK)):
+        while chunk := list(islice(sentences, CHUNK)):
             n_read += len(chunk)
             if len(chunk) < CHUNK:
                 self.total = n_read
-            yield [sentence for _, sentence in chunk], np.array([number for number, _ in chunk])
+            yield chunk
 
 
 class Pass:
@@ -348,3 +346,64 @@ class Held(Statistic):
 
     def results(self) -> Iterator[Values]:
         yield from ()
+
+
+@checked
+def attention_similarity(
+    corpus: str | Path | Corpus | Store | Sequence[Any],
+    *,
+    model_a: str | Path,
+    model_b: str | Path,
+    max_length: Positive = 128,
+    n_sentences: Positive | None = None,
+    seed: Count = 0,
+) -> pl.DataFrame:
+    """Compare the self-attention weights of two models, as Figure 7 of Zhao et al. 2020 does.
+
+    Returns a frame `layer, head, value`: the cosine of all the weights of a head in one model with those in the other,
+    flattened over the sentences of the corpus. Layer l is the attention of block l, from 1, like the hidden states that
+    it computes; heads count from 0, as in transformers. The other arguments are those of `attention`.
+
+    Sums are in float64 and maps are not stored, so memory does not grow with the corpus; padding is left out.
+    Raises ModelError if the models differ in layers, heads or tokenizer, or return no weights.
+    """
+    where = choose_device(settings().device)
+    opened = corpus if isinstance(corpus, Store) else open_corpus(corpus)
+    progress = reporting(settings().progress, unit="sentences", label="attention")
+    with torch_threads(settings().threads), progress as report:
+        first, second = (load_attention_model(model, device=where) for model in (model_a, model_b))
+        names = f"{first.info.name!r} and {second.info.name!r}"
+        for what, one, other in (("layers", first.n_layers, second.n_layers), ("heads", first.n_heads, second.n_heads)):
+            if one != other:
+                raise ModelError(f"{names} have {one} and {other} {what}: compare models of one shape")
+        if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
+            raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")
+        reader = Reader(opened, first, max_length=max_length, n_sentences=n_sentences, seed=seed)
+        held = Held()
+        cosines = _Cosines(held.values)
+        first_pass = Pass(first, [held], layers=None, heads=None)
+        second_pass = Pass(second, [cosines], layers=None, heads=None)
+        for tokens, batch, inputs in reader.batches(BATCH_SUBWORDS.get(where.type, 2048)):
+            held.values.clear()
+            first_pass.add(tokens, batch, inputs)
+            second_pass.add(tokens, batch, inputs)
+            report(reader.n_done, reader.total)
+    return frame_of([cosines], second_pass.shape).select("layer", "head", "value")
+
+
+class _Cosines(Statistic):
+    """Sums of a.b, a.a and b.b of maps a, and `others` b of the same batch."""
+
+    def __init__(self, others: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.others = others
+
+    def update(self, maps: Maps) -> None:
+        a, b = maps.values, self.others[maps.layer]
+        dtype = torch.float32 if a.device.type == "mps" else torch.float64  # Apple GPUs have no float64
+        sums = [(x * y).sum((0, 2, 3), dtype=dtype) for x, y in ((a, b), (a, a), (b, b))]
+        self.add("products", maps.layer, torch.stack(sums))
+
+    def results(self) -> Iterator[Values]:
+        both, one, other = self.sums["products"].transpose(1, 0, 2)
+        yield Values("cosine", "", both / np.sqrt(one * other), count=0)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.statistic import Statistic, Values
+from embstore.analysis.attention.maps import Maps, Statistic, Values
 
 NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")

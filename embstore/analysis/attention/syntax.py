@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis.attention.maps import Maps, Shape
-from embstore.analysis.attention.statistic import Statistic, Values
+from embstore.analysis.attention.maps import Maps, Shape, Statistic, Values
 
 REACH = 32  # words between dependant and head that the baseline considers
 PUNCT = "punct"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
-from embstore.analysis.geometry.layer_measures import MEASURES
-from embstore.analysis.geometry.moments import Moments, MomentSums
+from embstore.analysis.geometry.moments import MeanNorm, Moments, MomentSums
 from embstore.analysis.geometry.spectra import MEV, mev_influences, sample_mev
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
 from embstore.analysis.words import BLOCK_ROWS, compute_per_word, count_codes, eligible_types, rows_of_words
@@ -27,6 +26,9 @@ from embstore.store.layout import Layers
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 SPECTRUM_METRICS = ("participation_ratio", "effective_rank", "top_component")
+# Measures of a whole layer by their names: reducers whose result is a number. One whose state is larger than a vector
+# of float64 says so in `state_nbytes`, by which the memory for states is shared out.
+MEASURES: dict[str, Callable[[], Any]] = {"mean_norm": MeanNorm}
 METRICS = (*PAPER_METRICS, *MEASURES, *SPECTRUM_METRICS)
 COSINE_METRICS = frozenset({"selfsim", "intrasim", "anisotropy"})
 PART_TIMES = 16  # a part is at least this many times the state that it makes, so that merging takes little
@@ -115,9 +117,8 @@ def geometry(
         n_rows, span = len(inputs.selection), inputs.selection.span
         drawn = np.sort(np.random.default_rng(seed).choice(n_rows, min(baseline, n_rows), replace=False))
         inputs.sample = drawn + span.start if span else inputs.selection.rows[drawn]
-    options = {"precision": precision, "device": settings().device}
     with reporting(settings().progress, unit="vectors", label="geometry") as report:
-        results = _measure(inputs, options, report)
+        results = _measure(inputs, precision, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
     numbers = frame.with_columns(pl.col("value", "baseline", "baseline_reach").fill_nan(None))
     columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
@@ -216,7 +217,7 @@ def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
+def _measure(inputs: _Inputs, precision: Precision, report: Report) -> dict[int, dict[str, Any]]:
     """Compute {layer: {what: values}}: selfsim and mev of words, intrasim of sentences, and measures of the layer."""
     selection = inputs.selection
     passes = list(inputs.passes(settings().nbytes))
@@ -227,15 +228,15 @@ def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[i
     def progress(n: int, _: int | None = None) -> None:
         report(done + n, total)
 
+    options: dict[str, Any] = {"precision": precision, "progress": progress}
     results: dict[int, dict[str, Any]] = {layer: {"selfsim": []} for layer in selection.layers}
     for part, reducers in passes:
-        for layer, found in scan(part, reducers, **_limits(part, reducers), **options, progress=progress).items():
+        for layer, found in scan(part, reducers, **_limits(part, reducers), **options).items():
             if "cosines" in found:
                 results[layer]["selfsim"].append(found["cosines"].selfsim)
             results[layer] = found | results[layer]
         done += len(part) * len(selection.layers)
     if words is not None:
-        options |= {"memory": settings().nbytes, "progress": progress}
         shares = compute_per_word(MEV, selection.store, selection.layers, words, **options)
         for layer, values in zip(selection.layers, shares, strict=True):
             results[layer]["mev"] = values
@@ -271,10 +272,8 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
             value = float(found[metric]) if metric in MEASURES else found.get("moments", {}).get(metric, anisotropy)
             count = len(selection) if drawn is None or metric != "anisotropy" else len(drawn)
             row = {"item": "", "value": value, "count": count, "metric": metric, "layer": layer}
-            null = pl.lit(None, pl.Float64)
-            yield pl.DataFrame([row], schema_overrides={"value": pl.Float64}).with_columns(
-                baseline=null, baseline_reach=null
-            )
+            numbers = dict.fromkeys(("value", "baseline", "baseline_reach"), pl.Float64)
+            yield pl.DataFrame([row | {"baseline": None, "baseline_reach": None}], schema_overrides=numbers)
 
 
 def _frame(

@@ -1,4 +1,4 @@
-"""Mean and second moment of the vectors of a layer, and the shape that their spectrum describes."""
+"""Moments of the vectors of a layer: mean length, mean and second moment, and the shape that its spectrum describes."""
 
 from __future__ import annotations
 
@@ -125,3 +125,20 @@ class Moments:
         scatter = state.second.cpu().numpy() - np.outer(total, total) / state.count
         shift = np.zeros_like(total) if state.shift is None else state.shift.double().cpu().numpy()
         return LayerMoments(shift + total / state.count, scatter, state.count)
+
+
+class MeanNorm:
+    """The mean Euclidean length of the vectors."""
+
+    def init(self, scope: Scope) -> tuple[float, int]:
+        return 0.0, 0
+
+    def update(self, state: tuple[float, int], batch: Batch) -> tuple[float, int]:
+        total, count = state
+        return total + float(batch.norms.double().sum()), count + len(batch)
+
+    def merge(self, state: tuple[float, int], other: tuple[float, int]) -> tuple[float, int]:
+        return state[0] + other[0], state[1] + other[1]
+
+    def finish(self, state: tuple[float, int], scope: Scope) -> float:
+        return state[0] / state[1]

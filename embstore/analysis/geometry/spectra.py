@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.words import Blocks, PerWord, Resources, WordBatch
+from embstore.analysis.words import PerWord, Resources
 from embstore.errors import NonFiniteError
 
 _HALVED = 192  # from this number of vectors on, only half of a symmetric product is computed
@@ -22,21 +22,16 @@ TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
 
 
-def _shares_of_batch(batch: WordBatch, resources: Resources) -> torch.Tensor:
-    return share_of_first(word_grams(batch.vectors.to(resources.device, resources.dtype)))
-
-
-def _share_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
-    return share_of_first(word_moment(blocks(), resources)[None])
-
-
 def share_of_first(matrices: torch.Tensor) -> torch.Tensor:
     """The share of the largest eigenvalue in the sum of all, [w]; NaN where all are zero."""
     trace = matrices.diagonal(dim1=1, dim2=2).sum(1)
     return (largest_eigenpairs(matrices, vectors=False)[0] / trace).clamp(0, 1)
 
 
-MEV = PerWord(_shares_of_batch, _share_of_blocks)  # the maximum explainable variance of each word, [w]
+MEV = PerWord(  # the maximum explainable variance of each word, [w]
+    lambda batch, use: share_of_first(word_grams(batch.vectors.to(use.device, use.dtype))),
+    lambda blocks, use: share_of_first(word_moment(blocks(), use)[None]),
+)
 
 
 def word_grams(vectors: torch.Tensor) -> torch.Tensor:
@@ -169,9 +164,7 @@ def _ritz(
     small = torch.finfo(gap.dtype).eps * matrices.shape[1] * values[:, 0].abs()
     error = torch.where(gap > 0, residual**2 / gap, infinite)
     angle = torch.where(gap > 0, (residual + small) / gap, infinite)
-    error_of_basis = (
-        (space.mT @ space - torch.eye(space.shape[2], dtype=space.dtype, device=space.device)).abs().amax((1, 2))
-    )
+    error_of_basis = (space.mT @ space - torch.eye(space.shape[2]).to(space)).abs().amax((1, 2))
     sound = error_of_basis < 1e-12 * matrices.shape[1]
     return values[:, 0], vectors, torch.where(sound, error, infinite), torch.where(sound, angle, infinite)
 

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from embstore.arguments import Count, Positive, Range, checked
 from embstore.errors import InvalidValueError, check_columns
-from embstore.intervals import MIN_UNITS, expanded
+from embstore.intervals import MIN_UNITS, expanded, resampled
 from embstore.store.layout import Layers, one_layer
 
 COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted", "baseline_reach")
 Resamples = Annotated[int, Range(1, 10**6)]
-_N_DRAWN = 2**22  # values drawn at a time: 32 MiB
 
 
 @checked
@@ -69,16 +68,8 @@ def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple
 
 def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -> NDArray[np.float64]:
     """The means of values [n, k] over n rows drawn with replacement, without NaN: [resamples, k]."""
-    draws = np.random.default_rng(seed)
-    count = len(values)
-    filled, known = np.nan_to_num(values), (~np.isnan(values)).astype(np.float64)
-    step = max(1, _N_DRAWN // max(1, count))
-    means = []
-    for start in range(0, resamples, step):
-        size = min(step, resamples - start)
-        drawn = draws.integers(0, count, (size, count))
-        drawn += np.arange(size)[:, None] * count
-        times = np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count).astype(np.float64)
+    filled, known, means = np.nan_to_num(values), (~np.isnan(values)).astype(np.float64), []
+    for times in resampled(len(values), resamples, np.random.default_rng(seed)):
         counts = times @ known
         means.append(times @ filled / np.where(counts > 0, counts, np.nan))
     return np.concatenate(means)

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
+from embstore.config import settings
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
 from embstore.kernels import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
 from embstore.vectors.linalg import unit_rows
@@ -77,11 +78,9 @@ def exact_search(
     space: Space | None = None,
     rows: Rows | None = None,
     exclude: Sequence[Exclusion] = (),
-    device: str = "auto",
-    threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Hits:
-    """Find the k nearest vectors of each query, exactly.
+    """Find the k nearest vectors of each query, exactly, on the device and with the threads of `es.config`.
 
     `queries`: [q, feature] or [feature] as stored: the mean is subtracted from them too. `rows`: the
     candidates, ascending; all by default. `exclude`: rows that a query must not find. `progress` is called with the
@@ -94,7 +93,7 @@ def exact_search(
     check_whole("k", k, 1, MAX_K)
     candidates = checked_rows(vectors, rows)
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
-    return search.scan(device, threads)
+    return search.scan(settings().device, settings().threads)
 
 
 def checked_rows(vectors: Vectors, rows: Rows | None) -> Rows:
@@ -189,7 +188,7 @@ class Search:
         scores = self.pair_scores(vectors, owners, numbers).reshape(n_queries, -1)
         if not np.isfinite(scores).all():
             return None
-        found = np.where(_excluded(self, rows), -1, rows) if self.exclude else rows[None].repeat(n_queries, 0)
+        found = np.where(self.excluded(rows), -1, rows) if self.exclude else rows[None].repeat(n_queries, 0)
         self.advance(len(rows))
         return self.best(scores, found)
 
@@ -229,7 +228,7 @@ class Search:
             rows = np.where(scores >= (kth - 2 * rounding)[:, None], rows, -1)
         if self.unsure:
             unsure = np.concatenate(self.unsure)
-            rows = np.concatenate([rows, np.where(_excluded(self, unsure), -1, unsure)], 1)
+            rows = np.concatenate([rows, np.where(self.excluded(unsure), -1, unsure)], 1)
         hits = self.hits(rows)
         if (least == -np.inf).all():
             return hits
@@ -295,6 +294,13 @@ class Search:
         scores = np.empty(len(owners))
         score_pairs(*stored_bytes(vectors), _METRIC[self.space.metric], self.queries, owners, numbers, scores)
         return scores
+
+    def excluded(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows each query excludes, bool [q, n]; `rows`: [n], or those of each query [q, n]."""
+        out = np.zeros((len(self.queries), rows.shape[-1]), bool)
+        for group in self.exclude:
+            out |= (group.of(rows) == group.of_queries[:, None]) & (group.of_queries[:, None] >= 0)
+        return out
 
     def best(self, scores: NDArray[np.float64], rows: NDArray[np.int64]) -> Hits:
         """The k best of rows and their scores [q, c]."""
@@ -416,14 +422,6 @@ def _distinct(rows: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], N
     held = np.zeros(count, bool)
     held[rows] = True
     return held.nonzero()[0], (held.cumsum() - 1)[rows]
-
-
-def _excluded(search: Search, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these rows each query excludes, [q, n]."""
-    out = np.zeros((len(search.queries), len(rows)), bool)
-    for group in search.exclude:
-        out |= (group.of(rows)[None] == group.of_queries[:, None]) & (group.of_queries[:, None] >= 0)
-    return out
 
 
 def _gpu_candidates(search: Search, device: Any) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.analysis.neighbors import sketch
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, LayerSketch, find_sketch, open_index
-from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Rows, Space, StoreVectors, space_of
 from embstore.arguments import Positive, as_matrix, checked
 from embstore.config import settings
@@ -26,8 +27,6 @@ from embstore.store.layout import Layers, one_layer
 from embstore.vectors import WordVectors
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from embstore.corpus import Sentence
     from embstore.models import Encoder
 
@@ -92,32 +91,10 @@ def neighbors(
     """
     space = {"metric": metric, "centered": centered}
     if isinstance(data, WordVectors):
-        if (
-            layers not in (-1, "last")
-            or exclude
-            or index is not None
-            or model is not None
-            or isinstance(query, Selection)
-        ):
+        is_of_store = exclude or index is not None or model is not None or isinstance(query, Selection)
+        if is_of_store or layers not in (-1, "last"):
             raise InvalidValueError("word vectors have no layers, occurrences, index or model: leave these options out")
         return _in_word_vectors(data, query, k, space)
-    return find_neighbors(data, query, space, k=k, layers=layers, exclude=exclude, index=index, model=model)
-
-
-def find_neighbors(
-    data: Store | Selection,
-    query: Any,
-    space: dict[str, Any],
-    *,
-    k: int,
-    layers: Layers = -1,
-    exclude: Exclude | None = None,
-    index: LayerIndex | str | None = None,
-    model: str | Path | None = None,
-    limits: SearchLimits | None = None,
-) -> pl.DataFrame:
-    """`neighbors` in a store; `space`: the metric, and what is subtracted; `limits`: of a search through a sketch."""
-    limits = limits or SearchLimits()
     selection = data.select() if isinstance(data, Store) else data
     store = selection.store
     rows: Rows = np.unique(selection.rows) if selection.span is None else selection.span
@@ -133,7 +110,7 @@ def find_neighbors(
         raise InvalidValueError(f"the index {opened.name} has layer {opened.layer}, not {layer}: use the same value")
 
     def search(some: Queries, count: int) -> tuple[Hits, list[str]]:
-        return _search(selection, rows, layer, some, space, count, _exclusions(store, some, exclude), opened, limits)
+        return _search(selection, rows, layer, some, space, count, _exclusions(store, some, exclude), opened)
 
     each_once = exclude in ("word", "both")
     found = _words_once(search, store, queries, k, len(rows)) if each_once else search(queries, k)
@@ -178,7 +155,6 @@ def _search(
     k: int,
     excluded: list[Exclusion],
     opened: LayerIndex | None,
-    limits: SearchLimits,
 ) -> tuple[Hits, list[str]]:
     """Search in an index, through a sketch, or by a scan; and return of each query which it was."""
     store, n_queries, is_given = selection.store, len(queries.vectors), opened is not None
@@ -194,12 +170,12 @@ def _search(
     # A sketch is of the layer as stored, or minus the mean of all rows.
     if not space["centered"] or len(rows) == store.n_rows:
         try:
-            if opened is None and settings().device in ("auto", "cpu") and len(rows) > limits.few_rows:
-                few = n_queries * limits.features_a_query <= max(store.hidden_size, limits.features_a_query)
+            if opened is None and settings().device in ("auto", "cpu") and len(rows) > sketch.FEW_ROWS:
+                few = n_queries * sketch.FEATURES_A_QUERY <= max(store.hidden_size, sketch.FEATURES_A_QUERY)
                 opened = find_sketch(store, layer) if few or not isinstance(store.path, Path) else None
             if isinstance(opened, LayerSketch):
                 compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
-                near = opened.search(queries.vectors, space=compared, rows=rows, limits=limits, **options)
+                near = opened.search(queries.vectors, space=compared, rows=rows, **options)
                 return near, ["scan" if scanned else "sketch" for scanned in near.scanned]
         except SearchIndexError as error:
             if is_given:
@@ -207,7 +183,6 @@ def _search(
             warnings.warn(f"{error}; this search reads the layer instead", EmbstoreWarning, stacklevel=4)
     chosen = Selection(store, layers=(layer,), rows=slice(rows.start, rows.stop) if isinstance(rows, range) else rows)
     options |= {"space": space_of(chosen, layer, **space), "rows": rows}
-    options |= {"device": settings().device, "threads": settings().threads}
     with reporting(settings().progress, total=len(rows), unit="vectors", label="neighbors") as report:
         hits = exact_search(StoreVectors(store, layer), queries.vectors, progress=report, **options)
     return hits, ["scan"] * n_queries
@@ -285,29 +260,18 @@ def _exclusions(store: Store, queries: Queries, exclude: Exclude) -> list[Exclus
 
 def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[str]) -> pl.DataFrame:
     """One row per hit, with its context; `search`: how each query was answered."""
-    import polars as pl
-
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table()
-    taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
-    how = pl.Series("search", search)
-    return pl.DataFrame(
-        [
-            pl.Series("query", queries.names)[query],
-            pl.Series("rank", rank + 1),
-            pl.Series("score", hits.scores[query, rank]),
-            *(
-                column.alias(f"label_{column.name}" if column.name in taken else column.name)
-                for column in contexts
-                if column.name not in ("subwords", "source", "document")
-            ),
-            _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
-            pl.Series("store", [str(store.path)]).new_from_index(0, len(rows)),
-            pl.Series("layer", np.full(len(rows), layer)),
-            how[query],
-        ]
+    marked = _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"])
+    taken = ("query", "rank", "score", "marked", "store", "layer", "search")
+    contexts = contexts.drop("subwords", "source", "document", strict=False)
+    contexts = contexts.rename({name: f"label_{name}" for name in taken}, strict=False)
+    found = pl.DataFrame(
+        {"query": pl.Series(queries.names)[query], "rank": rank + 1, "score": hits.scores[query, rank]}
     )
+    origin = pl.lit(str(store.path)).alias("store"), pl.lit(layer, pl.Int64).alias("layer")
+    return found.hstack(contexts).with_columns(marked, *origin, pl.Series("search", search)[query])
 
 
 def mark_words(data: Store, rows: ArrayLike) -> list[str]:
@@ -318,8 +282,6 @@ def mark_words(data: Store, rows: ArrayLike) -> list[str]:
 
 def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Series, stop: pl.Series) -> pl.Series:
     """Return the column `marked` of some rows: their sentences with the characters from start to stop in brackets."""
-    import polars as pl
-
     parts = pl.col("text").str.slice(0, "start"), pl.col("text").str.slice("start", pl.col("stop") - pl.col("start"))
     bracketed = pl.concat_str(parts[0], pl.lit("["), parts[1], pl.lit("]"), pl.col("text").str.slice("stop"))
     marked = pl.DataFrame([text, start, stop]).select(marked=bracketed).to_series()
@@ -332,8 +294,6 @@ def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Se
 
 def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, Any]) -> pl.DataFrame:
     """Search a table of word vectors exactly."""
-    import polars as pl
-
     exclude, names = [], _words_of(query)
     if names is None:
         queries = Queries.of_vectors(query)
@@ -350,15 +310,8 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
         raise InvalidValueError(
             f"k {k} is more than the {len(table) - len(exclude):,} words that can be found: give less"
         )
-    hits = exact_search(
-        ArrayVectors(table.vectors),
-        queries.vectors,
-        k=k,
-        space=space_of(table.vectors, **space),
-        exclude=exclude,
-        device=settings().device,
-        threads=settings().threads,
-    )
+    vectors, compared = ArrayVectors(table.vectors), space_of(table.vectors, **space)
+    hits = exact_search(vectors, queries.vectors, k=k, space=compared, exclude=exclude)
     query_number, rank = np.nonzero(hits.rows >= 0)
     return pl.DataFrame(
         {

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore import kernels
 from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, checked_rows
-from embstore.analysis.neighbors.sketch import SearchLimits, SketchHits, sketch_search
+from embstore.analysis.neighbors.sketch import SketchHits, sketch_search
 from embstore.analysis.neighbors.sketch_codes import (
     ROTATION,
     SKETCH_FILE,
@@ -215,10 +215,8 @@ def _write_faiss(
     """Train, fill and write an index of faiss; returns its parameters, and the effort of a search."""
     faiss, size, n_rows = _faiss(), store.hidden_size, store.n_rows
     codes = "SQfp16" if metric == "cosine" or store.dtype == "float16" else "Flat"
-    n_lists, n_bits = (
-        max(1, min(round(4 * n_rows**0.5), n_rows // LEAST_POINTS)),
-        4 + 4 * (n_rows >= LEAST_POINTS * 256),
-    )
+    n_lists = max(1, min(round(4 * n_rows**0.5), n_rows // LEAST_POINTS))
+    n_bits = 8 if n_rows >= LEAST_POINTS * 256 else 4
     if kind == "ivfpq":
         if n_rows < LEAST_POINTS * 2**n_bits:
             raise InvalidValueError(
@@ -428,10 +426,7 @@ class LayerIndex:
             while len(pending) and n_fetched <= most and k < len(allowed):
                 part = search.part(pending)
                 found = self._candidates(part.queries, n_fetched, effort, mask)
-                for group in part.exclude:
-                    own = group.of_queries[:, None]
-                    found = np.where((group.of(found) == own) & (own >= 0), -1, found)
-                hits = part.hits(found)
+                hits = part.hits(np.where(part.excluded(found), -1, found))
                 enough = hits.rows[:, -1] >= 0
                 out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]
                 pending = pending[~enough]
@@ -471,7 +466,6 @@ class LayerSketch(LayerIndex):
         space: Space | None = None,
         rows: Rows | None = None,
         exclude: Sequence[Exclusion] = (),
-        limits: SearchLimits | None = None,
     ) -> SketchHits:
         """Find the k nearest vectors of each query, exactly, as `embstore.neighbors` does without a sketch.
 
@@ -482,7 +476,7 @@ class LayerSketch(LayerIndex):
         compared = checked_queries(queries, self.store.hidden_size, space)
         candidates, threads = checked_rows(self.vectors, rows), thread_count(configured().threads)
         search = Search(self.vectors, compared, k, space, candidates, tuple(exclude), None, threads=threads)
-        return sketch_search(search, self.sketch, limits or SearchLimits())
+        return sketch_search(search, self.sketch)
 
 
 def _stored_sketch(data: Store, name: str) -> LayerSketch:
@@ -512,8 +506,7 @@ def _sketch_of(data: Store, info: IndexInfo, path: Any, storage: Any = None, pla
         else:
             rotation = Rotation.read(bytes(storage.get_range(f"{place}/{ROTATION}", 0, rotated["nbytes"])), *shape)
             codes = Codes.stored(storage, f"{place}/{SKETCH_FILE}", layout)
-        vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
-        return LayerSketch(data, info, path, None, Sketch(rotation, codes, layout, float(info.longest), vector_nbytes))
+        return LayerSketch(data, info, path, None, Sketch(rotation, codes, layout, float(info.longest)))
 
 
 def _read_info(folder: Any, document: Path | bytes) -> IndexInfo:

@@ -341,7 +341,6 @@ def _search(
 
     Equally near hits have the same level, and nearer ones a lower one.
     """
-    options: dict[str, Any] = {"space": space, "device": settings().device, "threads": settings().threads}
     k = max(task.ks)
     for pending, candidates in task.pools:
         if task.split == "leave-one-word-out":
@@ -359,7 +358,7 @@ def _search(
                 numbers = pending[start : start + step]
                 chosen = np.searchsorted(rows, task.queries[numbers])
                 asked, exclude = vectors.gather(chosen), [Exclusion(groups, groups[chosen])]
-                hits = exact_search(vectors, asked, k=n_fetched, rows=places, exclude=exclude, **options)
+                hits = exact_search(vectors, asked, k=n_fetched, rows=places, exclude=exclude, space=space)
                 gaps = np.abs(np.diff(hits.scores)) > TIE * np.maximum(1, np.abs(hits.scores[:, 1:]))
                 levels = np.pad(gaps.cumsum(1), ((0, 0), (1, 0)))
                 whole = (levels[:, min(k, n_fetched) - 1] < levels[:, -1]) | (hits.rows[:, -1] < 0)

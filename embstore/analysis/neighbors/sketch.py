@@ -19,21 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import FEW_PAIRS, Found, Hits, Search, at_once
-from embstore.analysis.neighbors.sketch_codes import (
-    GROUP,
-    GROUP_NBYTES,
-    LEVEL,
-    NORM_ROUNDING,
-    SEGMENT,
-    SLACK,
-    Sketch,
-    of_norms,
-)
+from embstore.analysis.neighbors.sketch_codes import GROUP, LEVEL, NORM_ROUNDING, SEGMENT, SLACK, Sketch, of_norms
 from embstore.kernels import compiled_name, pack_queries, padded_queries
 
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
 LIKELY = 4096  # one row in this many is scored because it is likely to be near
 MOST_QUERIES = 32  # at a time
+FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
+FEATURES_A_QUERY = 48  # with fewer, reading a layer that is in memory is faster
+PART_SCORES = 2**21  # bounds of a part, all queries together
+LEAST_ROWS = 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
+PIECE = 2**18  # rows of a part that are chosen from at a time
+PENDING = 2**16  # rows that are left before they are scored
+UNDECIDED = 16  # a query of which all levels leave more than one row in this many reads the layer instead,
+LEAST_UNDECIDED = 2048  # but not up to this number of rows
 MOST_WEIGHT = 127  # of a query
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
@@ -45,37 +44,21 @@ TERMS = np.dtype(
 
 
 @dataclass(frozen=True)
-class SearchLimits:
-    """From which sizes on a search reads a sketch, and how much of it at a time; the defaults were the fastest."""
-
-    few_rows: int = 2**14  # up to this number of rows, reading them is as fast
-    features_a_query: int = 48  # with fewer, reading a layer that is in memory is faster
-    part_scores: int = 2**21  # bounds of a part, all queries together
-    least_rows: int = 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
-    piece: int = 2**18  # rows of a part that are chosen from at a time
-    pending: int = 2**16  # rows that are left before they are scored
-    undecided: int = 16  # a query of which all levels leave more than one row in this many reads the layer instead,
-    least_undecided: int = 2048  # but not up to this number of rows
-
-
-@dataclass(frozen=True)
 class SketchHits(Hits):
-    """Hits found through a sketch. `scanned` bool [q]: the queries that it could not decide, for which the layer was
-    read; `nbytes`: how much of the sketch and of the vectors was read otherwise."""
+    """Hits found through a sketch. `scanned` bool [q]: the queries that it could not decide: the layer was read."""
 
     scanned: NDArray[np.bool_]
-    nbytes: int
 
 
-def can_decide(search: Search, sketch: Sketch, limits: SearchLimits) -> bool:
+def can_decide(search: Search, sketch: Sketch) -> bool:
     """Whether the sketch is of the space of a search, and may save time in it."""
     rows, mean = search.rows, search.space.mean
     n_rows, spread = len(rows), int(rows[-1]) - int(rows[0]) + 1 if len(rows) else 0
     longest = float(np.linalg.norm(search.queries, axis=1).max(initial=0.0))
     return (
         compiled_name() is not None
-        and n_rows > limits.few_rows
-        and search.k <= n_rows // limits.undecided
+        and n_rows > FEW_ROWS
+        and search.k <= n_rows // UNDECIDED
         and n_rows * SPARSE >= spread
         and not sketch.rotation.is_flat
         and (mean is None or np.array_equal(mean, sketch.rotation.mean))
@@ -83,21 +66,21 @@ def can_decide(search: Search, sketch: Sketch, limits: SearchLimits) -> bool:
     )
 
 
-def sketch_search(search: Search, sketch: Sketch, limits: SearchLimits) -> SketchHits:
+def sketch_search(search: Search, sketch: Sketch) -> SketchHits:
     """The k nearest rows of each query of a search, exactly."""
     n_queries = len(search.queries)
     has_rows = len(search.rows) > 0
-    if not (has_rows and can_decide(search, sketch, limits)):
+    if not (has_rows and can_decide(search, sketch)):
         hits = search.decide(*search.candidates()) if has_rows else search.hits(np.full((n_queries, 1), -1))
-        return SketchHits(hits.rows, hits.scores, np.full(n_queries, has_rows), 0)
+        return SketchHits(hits.rows, hits.scores, np.full(n_queries, has_rows))
     found = []
     for first in range(0, n_queries, MOST_QUERIES):
         part = search.part(np.arange(first, min(n_queries, first + MOST_QUERIES)))
-        found.append(_SketchSearch(part, sketch, limits).run())
+        found.append(_SketchSearch(part, sketch).run())
     rows, scores, scanned = (
         np.concatenate([getattr(each, name) for each in found]) for name in ("rows", "scores", "scanned")
     )
-    return SketchHits(rows, scores, scanned, sum(each.nbytes for each in found))
+    return SketchHits(rows, scores, scanned)
 
 
 class _Part(NamedTuple):
@@ -122,8 +105,6 @@ class _SketchSearch:
 
     search: Search
     sketch: Sketch
-    sizes: SearchLimits
-    nbytes: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -135,7 +116,6 @@ class _SketchSearch:
         self.lengths = np.sqrt(self.squares)
         self.mean_length = 0.0 if self.centered else float(np.linalg.norm(sketch.rotation.mean))
         self.weights, self.terms = self._terms()
-        self._add_to_first(self.terms[0])
         self.packed_terms = self.terms.view(np.uint8).reshape(self.terms.size, -1)
         self.packed = pack_queries(search.queries32)
         self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
@@ -144,7 +124,10 @@ class _SketchSearch:
         self.n_near = np.zeros(n_queries, np.int64)
 
     def _terms(self) -> tuple[NDArray[np.int8], NDArray[Any]]:
-        """The integer weights of the queries in each level, and the terms [level, q] of all."""
+        """The integer weights of the queries in each level, and the terms [level, q] of all.
+
+        Those of the first level have the product with the mean, the metric and the rounding of float32.
+        """
         n_levels, n_queries = self.sketch.layout.n_levels, len(self.search.queries)
         own = self.products.reshape(n_queries, n_levels, LEVEL).swapaxes(0, 1)
         in_steps = own * self.sketch.rotation.steps.reshape(n_levels, 1, LEVEL)
@@ -160,25 +143,22 @@ class _SketchSearch:
         terms["of_error"] = (1 + ROUNDING) * np.sqrt(squares + SLACK * self.squares) + TINY
         left = np.maximum(self.squares - squares.cumsum(0), 0)
         terms["of_tail"] = (1 + ROUNDING) * np.sqrt(left + SLACK * self.squares) + TINY
-        return np.ascontiguousarray(weights, np.int8), terms
-
-    def _add_to_first(self, terms: NDArray[Any]) -> None:
-        """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
         metric, rounding = self.search.space.metric, 2 * self.mean_length * self.lengths
         if metric == "cosine":
-            terms["of_norm"] = NORM_ROUNDING + 2 * ROUNDING
+            terms["of_norm"][0] = NORM_ROUNDING + 2 * ROUNDING
         if metric == "l2":
-            terms["of_square"] = NORM_ROUNDING + ROUNDING - 0.5
+            terms["of_square"][0] = NORM_ROUNDING + ROUNDING - 0.5
             rounding = rounding + self.squares
         base = 0.0 if self.centered else self.search.queries @ self.sketch.rotation.mean
-        terms["base"] = base + ROUNDING * rounding + TINY
+        terms["base"][0] = base + ROUNDING * rounding + TINY
+        return np.ascontiguousarray(weights, np.int8), terms
 
     def run(self) -> SketchHits:
         search, rows = self.search, self.search.rows
         start, last = int(rows[0]) // SEGMENT * SEGMENT, -(-(int(rows[-1]) + 1) // SEGMENT) * SEGMENT
         last = min(last, search.vectors.count)
         even = -(-(last - start) // (GROUP * search.threads)) * GROUP
-        size = max(self.sizes.least_rows, min(self.sizes.part_scores // len(search.queries) // GROUP * GROUP, even))
+        size = max(LEAST_ROWS, min(PART_SCORES // len(search.queries) // GROUP * GROUP, even))
         parts = iter([(first, min(first + size, last)) for first in range(start, last, size)])
         n_workers = min(search.threads, -(-(last - start) // size))
         at_once([partial(self.read_parts, parts, size) for _ in range(n_workers)])
@@ -188,14 +168,14 @@ class _SketchSearch:
             hits = again.decide(*again.candidates())
             self.best.rows[undecided], self.best.scores[undecided] = hits.rows, hits.scores
         search.advance(len(rows))
-        return SketchHits(self.best.rows, self.best.scores, ~self.active, self.nbytes)
+        return SketchHits(self.best.rows, self.best.scores, ~self.active)
 
     def read_parts(self, parts: Iterator[tuple[int, int]], size: int) -> None:
         """Score likely neighbours in parts of the rows, then those that may be nearer than the k-th of all so far."""
         search = self.search
         n_likely = 2 * search.n_candidates + len(search.rows) // LIKELY
         likely = Found(search, self.packed, self.least(self.limits), n_likely)
-        near = Found(search, self.packed, self.least(), self.sizes.pending + min(size, self.sizes.piece) + GROUP + 1)
+        near = Found(search, self.packed, self.least(), PENDING + min(size, PIECE) + GROUP + 1)
         bounds = np.empty((len(search.queries), size), np.float32)
         for number in count():
             with self.lock:
@@ -210,10 +190,9 @@ class _SketchSearch:
                 self.score(likely.best()[1])
                 likely.filled[:] = 0
                 likely.least[:] = self.least(self.limits)
-            piece = self.sizes.piece
-            for at in range(0, len(part.offsets), piece):
-                self.choose(near, own[:, at : at + piece], part.piece(at, piece))
-                if near.filled.max() > self.sizes.pending:
+            for at in range(0, len(part.offsets), PIECE):
+                self.choose(near, own[:, at : at + PIECE], part.piece(at, PIECE))
+                if near.filled.max() > PENDING:
                     self.score_near(near)
         self.score_near(near)
 
@@ -228,9 +207,6 @@ class _SketchSearch:
         allowed = self.allowed(first, stop)
         terms, kernel = (self.weights[0], self.packed_terms[: len(bounds)]), cast(Any, likely.kernel)
         kernel.scan(groups, first, stop - first, SEGMENT, offsets, norms, allowed, *terms, bounds)
-        read = [groups, norms, offsets if allowed is not None or self.search.exclude else None]
-        with self.lock:
-            self.nbytes += sum(each.nbytes for each in read if each is not None)
 
     def allowed(self, first: int, stop: int) -> NDArray[np.uint8] | None:
         """Whether the rows at positions are candidates; None where all are."""
@@ -259,11 +235,10 @@ class _SketchSearch:
 
         levels = [groups, *(codes.groups(level, first, stop, needed) for level in range(1, codes.layout.n_levels))]
         terms, kernel = (self.weights.reshape(-1, LEVEL), self.packed_terms), cast(Any, near.kernel)
-        n_read = kernel.choose(levels, first, stop - first, SEGMENT, offsets, norms, *terms, bounds, limits)
+        kernel.choose(levels, first, stop - first, SEGMENT, offsets, norms, *terms, bounds, limits)
         with self.lock:
-            self.nbytes += min(n_read, len(groups) * (len(levels) - 1)) * GROUP_NBYTES
             self.n_near += near.filled - before
-            self.active &= self.n_near <= max(self.sizes.least_undecided, len(search.rows) // self.sizes.undecided)
+            self.active &= self.n_near <= max(LEAST_UNDECIDED, len(search.rows) // UNDECIDED)
 
     def score_near(self, near: Found) -> None:
         """Score the rows that all levels left, of the queries that are still active."""
@@ -282,13 +257,10 @@ class _SketchSearch:
         else:
             owners = np.arange(len(new))[:, None] * search.vectors.count
             new[np.isin(new + owners, (best.rows + owners)[best.rows >= 0])] = -1
-        known = new[new >= 0]
-        if not len(known):
+        if (new < 0).all():
             return
-        n_rows = len(known) if len(new) == 1 else len(np.unique(known))
         scores = search.rescored(new)
         with self.lock:
-            self.nbytes += n_rows * self.sketch.vector_nbytes
             scores = np.concatenate([self.best.scores, scores], 1)
             self.best = search.best(scores, np.concatenate([self.best.rows, new], 1))
             self.limits = self._limits()

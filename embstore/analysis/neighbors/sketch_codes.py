@@ -339,13 +339,12 @@ def release() -> None:
 
 @dataclass(frozen=True)
 class Sketch:
-    """An open sketch of a layer; `longest`: the length of its longest vector; `vector_nbytes`: of one as stored."""
+    """An open sketch of a layer; `longest`: the length of its longest vector."""
 
     rotation: Rotation
     codes: Codes
     layout: Layout
     longest: float
-    vector_nbytes: int
 
 
 def write_sketch(

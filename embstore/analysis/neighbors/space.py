@@ -15,7 +15,6 @@ from embstore.errors import NonFiniteError
 from embstore.store import Selection, Store
 from embstore.store.layout import Layer, resolve_layer
 from embstore.store.reading.rows import DENSE, StoredRows
-from embstore.vectors.linalg import unit_rows
 
 Metric = Literal["cosine", "ip", "l2"]  # the last two: inner product, and Euclidean distance
 METRICS = get_args(Metric)
@@ -162,23 +161,6 @@ class Space:
         if self.mean is not None:
             transformed -= self.mean
         return transformed
-
-    def scores(self, queries: ArrayLike, vectors: ArrayLike) -> NDArray[np.float64]:
-        """The score of every query with every vector, float64 [q, n]; a zero vector has cosine 0 with all."""
-        transformed = self.transform(vectors)
-        scores = [self.pair_scores(query, transformed) for query in self.transform(queries)]
-        return np.array(scores).reshape(-1, len(transformed))
-
-    def pair_scores(self, query: NDArray[np.float64], transformed: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scores of transformed vectors [..., feature] with a transformed query that they broadcast with.
-
-        Each score is summed separately, so that equal vectors have equal scores; a matrix product does not ensure it.
-        """
-        if self.metric == "l2":
-            return np.asarray(np.sqrt(np.square(transformed - query).sum(-1)))
-        if self.metric == "cosine":
-            query, transformed = unit_rows(query), unit_rows(transformed)
-        return np.asarray((transformed * query).sum(-1))
 
 
 def space_of(

@@ -49,11 +49,6 @@ class Shape:
         """The numbers of layers, seeds and outputs."""
         return len(self.layers), len(self.seeds), len(self.outputs)
 
-    @property
-    def n_parameters(self) -> int:
-        """Parameters of one probe."""
-        return sum(map(prod, self.tensor_shapes().values()))
-
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the weights of one probe; the last column of what multiplies the vectors is the bias."""
         if self.kind == "linear":

@@ -13,7 +13,6 @@ import torch
 
 from embstore.analysis.scan import selected
 from embstore.arguments import Positive, checked
-from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
@@ -44,6 +43,12 @@ class FittedBank(Fitted):
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(output.name for output in self.shape.outputs))
+
+    def read(self, data: Store | Selection | None, layers: Layers) -> Selection:
+        """Return what is read of data, by default those of `fit`, at some layers; raises InvalidValueError."""
+        data, chosen = self.data if data is None else data, resolve_layers(layers, self.shape.layers)
+        store = fitting_store(data, chosen, self.shape.width)
+        return selected(store if data is None else data, chosen)
 
     def training_rows(self, layers: Sequence[int]) -> Iterator[Row]:
         """Yield what the frame says of how the probes of some layers were trained."""
@@ -157,8 +162,7 @@ class ClassProbe(Probe[FittedClasses]):
             what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
             notes = (*notes, f"{what} epoch ({len(unseen):,}): {some(unseen)}")
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
-        given = examples["train"], examples.get("dev")
-        trained = train_bank(shape, *given, schedule=schedule, progress=settings().progress)
+        trained = train_bank(shape, examples["train"], examples.get("dev"), schedule=schedule)
         self.fitted_ = FittedClasses(
             trained=trained,
             shape=shape,
@@ -295,14 +299,11 @@ class ClassProbe(Probe[FittedClasses]):
             fitted.words.of(split)
         if not splits:
             raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
-        chosen = resolve_layers(layers, fitted.shape.layers)
-        data = fitted.data if data is None else data
-        store, known = fitting_store(data, chosen, fitted.shape.width), fitted.words
+        selection, known = fitted.read(data, layers), fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
-        source = self._examples(selected(store if data is None else data, chosen), known)
-        return source, fitted.bank.at_layers(chosen, self._schedule().device)
+        return self._examples(selection, known), fitted.bank.at_layers(selection.layers, self._schedule().device)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_

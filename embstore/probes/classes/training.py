@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.config import settings
 from embstore.errors import NonFiniteError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
 from embstore.probes.training import VERIFY, Schedule, Trained, Trainer, fitting, train
-from embstore.progress import Progress
 
 COPIES = 5  # of a probe's weights: its own, two of Adam, those of its best epoch, and the better ones of an epoch
 NEVER = -1e30  # the bias of a label that no example has
@@ -58,12 +59,7 @@ class Standard:
 
 
 def train_bank(
-    shape: Shape,
-    data: LabelledExamples,
-    dev: LabelledExamples | None = None,
-    *,
-    schedule: Schedule,
-    progress: Progress = False,
+    shape: Shape, data: LabelledExamples, dev: LabelledExamples | None = None, *, schedule: Schedule
 ) -> Trained:
     """Train all probes of a shape on their mean binary cross-entropy; probe p of layer l is number l * n_probes + p.
 
@@ -74,7 +70,7 @@ def train_bank(
     Raises MissingRowsError, NonFiniteError.
     """
     n_layers = len(shape.layers)
-    nbytes = 4 * COPIES * shape.n_parameters * len(shape.outputs)
+    nbytes = 4 * COPIES * sum(map(prod, shape.tensor_shapes().values())) * len(shape.outputs)
     parts = fitting([np.arange(n_layers)], nbytes, schedule.memory, "the probes of one layer")
     groups = list(product(range(len(shape.seeds)), parts))
     numbers = np.arange(n_layers * shape.n_probes).reshape(shape.sizes)
@@ -88,7 +84,7 @@ def train_bank(
             return ClassTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, own, schedule)
 
         members = [numbers[places, seed].ravel() for seed, places in groups]
-        trained = train(members, make, schedule, progress=progress, label="class probes")
+        trained = train(members, make, schedule, progress=settings().progress, label="class probes")
         first = trained.weights["weight" if shape.kind == "linear" else "hidden"]
         standard.fold(first.view(n_layers, -1, first.shape[-1]))
     return trained

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import NonFiniteError
-from embstore.probes.training import VERIFY
+from embstore.analysis.scan import gather_finite
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
-from embstore.store.vectors import all_finite
+from embstore.store.text import ragged_indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +39,9 @@ class EdgeSplit:
     def part(self, sentences: NDArray[np.int64]) -> EdgeSplit:
         """Return some of the sentences, in the order of this split; a sentence may be given more than once."""
         chosen = np.sort(sentences)
-        targets = ranges(self.first[chosen], self.first[chosen + 1])
-        first = np.concatenate([[0], np.cumsum(np.diff(self.first)[chosen])])
+        sizes = np.diff(self.first)[chosen]
+        targets, first = ragged_indices(self.first[chosen], sizes), np.concatenate([[0], np.cumsum(sizes)])
         return EdgeSplit(first, tuple(span[targets] for span in self.spans), self.gold[targets], self.unknown[targets])
-
-
-def ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of all ranges [start, stop), one range after the other."""
-    sizes = stop - start
-    return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - (np.cumsum(sizes) - sizes), sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +66,7 @@ class SpanColumns:
         start, stop = np.divmod(keys, len(rows) + 1)
         begin = np.concatenate([[0], np.cumsum(stop - start)])
         own = None if np.array_equal(of, np.arange(len(keys))) else torch.from_numpy(of).to(device)
-        places = torch.from_numpy(ranges(start, stop)).to(device)
+        places = torch.from_numpy(ragged_indices(start, stop - start)).to(device)
         return cls(places, torch.from_numpy(begin).to(device), own, len(places) == len(keys))
 
     @property
@@ -122,15 +115,10 @@ def iter_batches(
 
     def read(number: int, _: int) -> tuple[NDArray[np.int64], NDArray[np.int64], torch.Tensor]:
         sentences = batches[number]
-        targets = ranges(split.first[sentences], split.first[sentences + 1])
-        rows = np.unique(np.concatenate([ranges(*span[targets].T) for span in split.spans]))
-        vectors = store.vectors(rows, layers=layers)
-        if not all_finite(vectors):
-            layer, place = np.argwhere(~np.isfinite(vectors).all(2))[0].tolist()
-            raise NonFiniteError(
-                f"layer {layers[layer]}, row {int(rows[place])} of {store.path} contains NaN or infinity: {VERIFY}"
-            )
-        return targets, rows, torch.from_numpy(vectors)
+        targets = ragged_indices(split.first[sentences], split.first[sentences + 1] - split.first[sentences])
+        spans = np.concatenate([span[targets] for span in split.spans])
+        rows = np.unique(ragged_indices(spans[:, 0], spans[:, 1] - spans[:, 0]))
+        return targets, rows, torch.from_numpy(gather_finite(store, rows, layers))
 
     for targets, rows, stored in read_ahead(read, len(batches)):
         spans = tuple(SpanColumns.among(span[targets], rows, device) for span in split.spans)

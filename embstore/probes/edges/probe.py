@@ -233,7 +233,7 @@ class EdgeProbe(Probe[FittedEdges]):
         if seed not in seeds:
             known = ", ".join(map(str, seeds))
             raise InvalidValueError(f"the probes of {fitted.labels.name} have no seed {seed}: they have {known}")
-        bank = fitted.bank().take(fitted.grid.cumulative(seed))
+        bank = fitted.bank().take(fitted.grid.kinds[""][seeds.index(seed)])
         out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
         for targets, logits in iter_logits(bank, EdgeStream(store, fitted.grid.layers, self._schedule()), split):
             out[:, targets] = logits.sigmoid().cpu().numpy()

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.intervals import MIN_UNITS, Interval, exact, expanded, worth
+from embstore.intervals import MIN_UNITS, Interval, exact, expanded, resampled, worth
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.training import EdgeStream, iter_logits
 from embstore.probes.result import Row
 from embstore.probes.training import Trained
 
-BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 # Sentences that two probes answer differently, of which resamples make an interval of their difference that holds in
 # nine of ten cases; an expected layer divides by one. Of two such sentences it holds in .84, of five in .92; if these
 # are all sentences that there are, in .7.
@@ -105,22 +104,12 @@ def resampled_f1(counts: Mapping[str, EdgeCounts], n_resamples: int, *, seed: in
     """
     n_sentences = len(next(iter(counts.values())).wanted)
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in counts}
-    for weights in _weights(n_sentences, n_resamples, seed):
+    random = np.random.default_rng((seed, n_sentences))
+    for weights in chain([np.ones((1, n_sentences))], resampled(n_sentences, n_resamples, random)):
         for name, each in counts.items():
             right, said = weights @ each.right.T.astype(np.float64), weights @ each.said.T.astype(np.float64)
             parts[name].append(micro_f1(right, said, (weights @ each.wanted.astype(np.float64))[:, None]))
     return {name: np.concatenate(values) for name, values in parts.items()}
-
-
-def _weights(n_sentences: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each sentence is in a resample, [resamples, sentences]; first each sentence once."""
-    yield np.ones((1, n_sentences))
-    rng = np.random.default_rng((seed, n_sentences))
-    most = max(1, BLOCK // n_sentences)
-    for start in range(0, n_resamples, most):
-        drawn = rng.integers(0, n_sentences, (min(most, n_resamples - start), n_sentences))
-        flat = (drawn + np.arange(len(drawn))[:, None] * n_sentences).ravel()
-        yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
 Key = tuple[str, int | None]  # metric, layer
@@ -148,10 +137,6 @@ class ProbeGrid:
     def seed_of(self) -> NDArray[np.int64]:
         """The seed of each probe, int64 [probes]."""
         return np.repeat(np.array(self.seeds, np.int64), self._per_seed)
-
-    def cumulative(self, seed: int) -> NDArray[np.int64]:
-        """Return the numbers of P(0) ... P(L)."""
-        return self.seeds.index(seed) * self._per_seed + np.arange(len(self.layers))
 
     @property
     def kinds(self) -> dict[str, NDArray[np.int64]]:
@@ -211,7 +196,9 @@ class SplitCounts:
         few = {key: n for key, n in self._n_different(grid) if n < MIN_DIFFERENT.get(key[0], least)}
         ends |= dict.fromkeys(few, (None, None))
         if n_resamples:
-            ends |= self._of_f1(grid)
+            ends |= ((key, self.own.interval(probes)) for key, probes in grid.named("f1"))
+        if n_resamples and self.control is not None:
+            ends |= ((key, self.control.interval(probes)) for key, probes in grid.named("control_f1"))
         expected = [float(values["expected_layer", None][0]) for values in of_seeds]
         differ = few.get(("expected_layer", None))
         why_not = undetermined(expected, ends["expected_layer", None] if n_resamples else None, grid.layers, differ)
@@ -239,12 +226,6 @@ class SplitCounts:
             for key, probes in grid.named("selectivity"):
                 yield key, self.own.n_different(probes, self.control, probes)
 
-    def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, Interval]]:
-        """Yield the interval of each F1, of the mean over the seeds."""
-        yield from ((key, self.own.interval(probes)) for key, probes in grid.named("f1"))
-        if self.control is not None:
-            yield from ((key, self.control.interval(probes)) for key, probes in grid.named("control_f1"))
-
 
 def _metrics(
     f1: Mapping[str, NDArray[np.float64]], grid: ProbeGrid, seed: int
@@ -252,7 +233,7 @@ def _metrics(
     """Yield each metric of one seed, over the sentences and then over the resamples."""
     own, at = f1["own"], grid.seeds.index(seed)
     yield from ((key, own[:, probes[at]]) for key, probes in grid.named("f1"))
-    scores = np.nan_to_num(own[:, grid.cumulative(seed)])
+    scores = np.nan_to_num(own[:, grid.kinds[""][at]])
     for layer, gained in zip(grid.layers[1:], np.diff(scores).T, strict=True):
         yield ("differential", layer), gained
     yield ("expected_layer", None), expected_layers(scores, grid.layers)

@@ -15,7 +15,7 @@ from embstore.corpus import EdgeSentence, EdgeTarget, read_edges
 from embstore.errors import InvalidValueError, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
-from embstore.probes.splits import SPLITS
+from embstore.probes.splits import SPLITS, some
 from embstore.store import Store
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
@@ -164,9 +164,8 @@ class _Found:
             others |= new
         notes = list(self._notes)
         if others:
-            some = ", ".join(sorted(others)[:5]) + (", ..." if len(others) > 5 else "")
-            count = int(unknown.sum())
-            notes.append(f"{self._what}: {count:,} labels that train does not have count as missed: {some}")
+            what = f"{unknown.sum():,} labels that train does not have count as missed"
+            notes.append(f"{self._what}: {what}: {some(sorted(others))}")
         spans = tuple(np.ascontiguousarray(kind) for kind in np.array(self._spans, np.int64).transpose(1, 0, 2))
         split = EdgeSplit(np.array(self._first, np.int64), spans, gold, unknown)
         return JoinedEdges(split, tuple(self.sentences), tuple(self.targets), tuple(notes))

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.arguments import Share, checked
-from embstore.config import settings
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Probe, fitting_store, layers_of, made_by
+from embstore.probes.base import Probe, layers_of, made_by
 from embstore.probes.classes.bank import Output, ProbeBank, Shape
 from embstore.probes.classes.examples import StoredExamples
 from embstore.probes.classes.probe import FittedBank
@@ -28,7 +27,7 @@ from embstore.probes.rows.scores import Scores
 from embstore.probes.splits import SPLITS, place_of, some
 from embstore.probes.training import Schedule
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers, one_layer, resolve_layers
+from embstore.store.layout import Layers, one_layer
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,7 +146,7 @@ class RowProbe(Probe[FittedRows]):
             trained = mean_differences(shape, train, len(classes))
         else:
             dev = rows.examples("dev", labels, len(classes)) if schedule.patience else None
-            trained = train_bank(shape, train, dev, schedule=schedule, progress=settings().progress)
+            trained = train_bank(shape, train, dev, schedule=schedule)
         self.fitted_ = FittedRows(
             trained=trained,
             shape=shape,
@@ -191,16 +190,14 @@ class RowProbe(Probe[FittedRows]):
         `best_epoch` and `converged`, as of class probes. Intervals are of the mean over the seeds; documents, or the
         words of a split by word, are what is independent. Of fewer than five there is none.
         """
-        fitted, (selection, chosen) = self.fitted_, self._selected(data, layers)
-        rows = LabelledRows(selection, self.label, self.split, fitted.units)
+        fitted = self.fitted_
+        selection = fitted.read(data, layers)
+        rows, chosen = LabelledRows(selection, self.label, self.split, fitted.units), selection.layers
         name = rows.store.path.stem if name is None else name
         notes = list(fitted.notes if data is None else self._changed_notes(name, data))
         found: list[Row] = [] if self.kind == "difference" else list(fitted.training_rows(chosen))
-        n, gold, bank = (
-            len(fitted.classes),
-            rows.gold(fitted.classes),
-            fitted.bank.at_layers(chosen, self._schedule().device),
-        )
+        n, gold = len(fitted.classes), rows.gold(fitted.classes)
+        bank = fitted.bank.at_layers(chosen, self._schedule().device)
         control = None if fitted.control is None else rows.control(fitted.control, fitted.control_unit)
         wanted = [each for each in SPLITS[1:] if place_of(each) in rows.places] if splits is None else splits
         for split in wanted or SPLITS[2:]:
@@ -279,18 +276,12 @@ class RowProbe(Probe[FittedRows]):
 
     def _values(self, data: Store | Selection | None, layers: Layers) -> tuple[Selection, NDArray[np.float32]]:
         """Return the rows of data at some layers, and their values [layer, direction, n]."""
-        selection, chosen = self._selected(data, layers)
-        bank = self.fitted_.directions.at_layers(chosen, self._schedule().device)
-        values = np.empty((len(chosen), bank.shape.n_probes, len(selection)), np.float32)
+        selection = self.fitted_.read(data, layers)
+        bank = self.fitted_.directions.at_layers(selection.layers, self._schedule().device)
+        values = np.empty((len(selection.layers), bank.shape.n_probes, len(selection)), np.float32)
         for numbers, logits in iter_logits(bank, StoredExamples(selection.store, selection.rows)):
             values[..., numbers] = logits.cpu().numpy()
         return selection, values
-
-    def _selected(self, data: Store | Selection | None, layers: Layers) -> tuple[Selection, tuple[int, ...]]:
-        fitted, data = self.fitted_, self.fitted_.data if data is None else data
-        chosen = resolve_layers(layers, fitted.shape.layers)
-        store = fitting_store(data, chosen, fitted.shape.width)
-        return selected(store if data is None else data, chosen), chosen
 
     def _shape(self, layers: Sequence[int], classes: Sequence[str], width: int, *, has_control: bool) -> Shape:
         tasks = (self.label, CONTROL) if has_control else (self.label,)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.arguments import Positive, checked
-from embstore.config import settings
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, store_of
@@ -119,7 +118,7 @@ class StructuralProbe(Probe[FittedStructure]):
         finder = SentenceFinder(store)
         data_bank = finder.treebank(train, split="train")
         dev_bank = None if dev is None else finder.treebank(dev, split="dev")
-        trained = train_structure(shape, data_bank, dev_bank, schedule=schedule, progress=settings().progress)
+        trained = train_structure(shape, data_bank, dev_bank, schedule=schedule)
         notes = [bank.note for bank in (data_bank, dev_bank) if bank and bank.note]
         self.fitted_ = FittedStructure(
             trained=trained,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.config import settings
 from embstore.probes.structure.examples import Treebank, TreeBatch, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape
 from embstore.probes.training import Schedule, Trained, Trainer, fitting, train
-from embstore.progress import Progress
 
 COPIES = 6  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch, and the better ones
 LENGTH, SCALED = 20.0, 100  # the median length of vectors that are left as they are, and its sentences
@@ -22,9 +22,7 @@ DECAY = 0.1  # as Hewitt & Manning
 READ = 5  # batches in memory: in use, and read ahead in the dtype of the store and as float32
 
 
-def train_structure(
-    shape: StructureShape, data: Treebank, dev: Treebank | None, *, schedule: Schedule, progress: Progress = False
-) -> Trained:
+def train_structure(shape: StructureShape, data: Treebank, dev: Treebank | None, *, schedule: Schedule) -> Trained:
     """Train all probes of a shape; they are numbered in the order [layer, task, seed].
 
     Each seed has its own order of the sentences, and is trained after the seed before. The layers that are trained at a
@@ -48,6 +46,7 @@ def train_structure(
 
     with torch.no_grad():
         members = [numbers[places, :, seed].ravel() for seed, places in groups]
+        progress = settings().progress
         return train(members, make, schedule, progress=progress, unit="sentences", label="structural probes")
 
 
