@@ -8,8 +8,7 @@ from pathlib import Path
 
 from embstore.arguments import checked
 from embstore.corpus.formats import format_of
-from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
-from embstore.corpus.formats.conllu import DEPREL, FORM, UPOS, XPOS, word_blocks
+from embstore.corpus.formats.conll import DEFAULT_COLUMNS, DEPREL, FORM, UPOS, WORD, XPOS, column_blocks, word_blocks
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import split_forms

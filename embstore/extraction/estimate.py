@@ -119,14 +119,13 @@ def estimate(
 ) -> Estimate:
     """Project the size of a store, and memory and time of its extraction."""
     encoder, options, limit = reader.encoder, reader.options, reader.limit
-    layout, groups, window, batch = (
-        metadata.layout,
-        Groups.of(metadata),
-        options.context_window,
-        options.batch_subwords or 0,
-    )
+    layout, groups = metadata.layout, Groups.of(metadata)
+    window, batch = options.context_window, options.batch_subwords or 0
     place = None if store is None else parse_location(store)
-    folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
+    if isinstance(place, ObjectPath):
+        folder: Path | ObjectPath = place.parent
+    else:
+        folder = next(filter(Path.is_dir, [Path.cwd()] if place is None else place.absolute().parents))
     counted = True
     if window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
         subwords, positions, counted, sample = count_windows(index, groups, reader)
@@ -264,14 +263,6 @@ def resident_nbytes() -> int:
     except OSError:
         return peak_nbytes()
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def existing_folder(path: str | Path | None) -> Path:
-    """Return the nearest existing folder above a path, or the current folder."""
-    folder = Path(path).absolute().parent if path is not None else Path.cwd()
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
 
 
 def format_nbytes(nbytes: int) -> str:

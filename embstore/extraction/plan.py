@@ -28,7 +28,7 @@ from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Survey, survey
 from embstore.extraction.windows import Overlap
 from embstore.html import html_table
-from embstore.models.encoder import Encoder
+from embstore.models.encoder import Encoder, subwords_within
 from embstore.models.loading import encoder_on
 from embstore.models.names import with_begin
 from embstore.progress import reporting
@@ -389,15 +389,10 @@ def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mappin
 def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
     """Return the longest context in subwords, without special ones."""
     own, n_specials = encoder.info.max_subwords, encoder.n_specials
-    name, given = ("context", options.context) if options.is_blocks else ("max length", options.max_length)
-    limit = (UNLIMITED_LENGTH if own is None else own) if given is None else int(given) - n_specials
-    if limit < 1:
-        raise InvalidValueError(
-            f"{name} {given} leaves no space for words: the model adds {n_specials} special subwords to a "
-            f"sentence; give {n_specials + 1} or more"
-        )
-    if own is not None and limit > own:
-        raise InvalidValueError(f"{name} {given} is more than the model accepts: give {own + n_specials} or less")
+    name, length = ("context", options.context) if options.is_blocks else ("max length", options.max_length)
+    if length is None:
+        length = (UNLIMITED_LENGTH if own is None else own) + n_specials
+    limit = subwords_within(name, int(length), encoder.info, n_specials)
     if options.min_left is not None and options.min_left >= limit:
         raise InvalidValueError(
             f"min left {options.min_left} leaves no space in a context of {limit + n_specials} subwords, {n_specials} "
@@ -436,7 +431,7 @@ def _metadata(
             "n_sentences": content.n_sentences,
             "n_words": content.n_words,
             "shared_subwords": content.n_shared,
-            "sha256": content.sha256,
+            "sha256": content.digest.hexdigest(),
         },
         extraction={
             **options.as_json(),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from embstore.corpus import Corpus
 from embstore.corpus.keep import blocks_of
 from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
-from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
+from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
 from embstore.models.encoder import Encoder, Scope, Split, ragged_indices, word_characters
@@ -135,10 +135,6 @@ class Documents:
 
     def _number(self, name: str, value: Any) -> int:
         if name not in self.numbers:
-            try:
-                check_column_name(name)
-            except InvalidValueError as error:
-                raise CorpusError(str(error).replace("label column", "field of documents", 1)) from None
             self.numbers[name], self._codes[name] = numbering(), Column()
         if isinstance(value, np.generic):
             value = value.item()
@@ -223,10 +219,6 @@ class Survey:
     @property
     def n_units(self) -> int:
         return len(self.columns["type"])
-
-    @property
-    def sha256(self) -> str:
-        return self.digest.hexdigest()
 
 
 def survey(

@@ -159,18 +159,13 @@ def cut_windows(
         size = len(tokenized.ids) + 1
         places, place = np.unique(begin * size + end, return_inverse=True)
         begins, ends = places // size, places % size
-    distinct, same = _equal_runs(tokenized, begins, ends)
+    number_of: dict[bytes, int] = {}  # of the first window with these subwords
+    runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
+    firsts = [number_of.setdefault(tokenized.ids[one:other].tobytes(), number) for number, (one, other) in runs]
+    distinct, same = np.unique(np.array(firsts, np.int64), return_inverse=True)
     window = same[place]
     longest = int((ends - begins).max(initial=0)) + 1
     from_start, from_stop = start - begins[place], stop - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
     return tokenized.runs(begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
-
-
-def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals."""
-    first: dict[bytes, int] = {}
-    runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
-    like = [first.setdefault(tokenized.ids[begin:end].tobytes(), number) for number, (begin, end) in runs]
-    return np.unique(np.array(like, np.int64), return_inverse=True)

@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,6 +316,33 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
     return out
 
 
+@checked
+def convert_gguf(file: str | Path, folder: str | Path) -> Path:
+    """Save the model of a GGUF file as safetensors in float32, with its tokenizer; returns the folder.
+
+    Quantized weights are dequantized. `folder`: a new folder, written atomically. Needs the package gguf. Raises
+    ModelError, in one line, for a file that transformers cannot read, StorageError if the folder exists.
+    """
+    out, source = Path(folder), Path(file)
+    if out.exists():
+        raise StorageError(f"{out} exists already: give a new folder")
+    given: dict[str, Any] = {"gguf_file": source.name}
+    auto: Any = transformers.AutoModelForCausalLM
+    with quiet():
+        try:
+            quantized = auto.from_pretrained(source.parent, dtype=torch.float32, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, **given)
+        except Exception as error:
+            raise ModelError(f"the model {str(source)!r} cannot be read as GGUF: {reason(error)}") from error
+        del quantized.config.quantization_config
+        model = auto.from_config(quantized.config)
+        model.load_state_dict(quantized.state_dict())
+        with replacing(out) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+    return out
+
+
 def config_sha256(folder: Path) -> str:
     """Return a hash of the fields of config.json that vectors may depend on."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
@@ -354,21 +381,16 @@ def quiet() -> Iterator[None]:
     """Keep transformers and the hub from writing progress bars and advice inside the block."""
     logs: Any = transformers.utils.logging
     hub: Any = huggingface_hub.utils
-    verbosity = logs.get_verbosity()
-    bars = logs.is_progress_bar_enabled()
-    hub_bars = not hub.are_progress_bars_disabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    hub.disable_progress_bars()
     offloading = logging.getLogger("accelerate.big_modeling")
-    level = offloading.level
-    offloading.setLevel(logging.ERROR)
-    try:
+    with ExitStack() as before:
+        before.callback(logs.set_verbosity, logs.get_verbosity())
+        before.callback(offloading.setLevel, offloading.level)
+        if logs.is_progress_bar_enabled():
+            before.callback(logs.enable_progress_bar)
+        if not hub.are_progress_bars_disabled():
+            before.callback(hub.enable_progress_bars)
+        logs.set_verbosity_error()
+        logs.disable_progress_bar()
+        hub.disable_progress_bars()
+        offloading.setLevel(logging.ERROR)
         yield
-    finally:
-        logs.set_verbosity(verbosity)
-        offloading.setLevel(level)
-        if bars:
-            logs.enable_progress_bar()
-        if hub_bars:
-            hub.enable_progress_bars()

@@ -23,7 +23,7 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 MAX_BATCH_SUBWORDS = 1 << 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """Identity of a model, as recorded in the metadata of a store.
 
@@ -34,13 +34,13 @@ class ModelInfo:
 
     name: str
     architecture: str
-    revision: str | None
+    revision: str | None = None
     weights_sha256: str
     tokenizer_sha256: str
     num_hidden_layers: int
     hidden_size: int
-    max_subwords: int | None
-    final_norm: bool
+    max_subwords: int | None = None
+    final_norm: bool = False
     config_sha256: str | None = None
 
 
@@ -319,15 +319,17 @@ class Encoder(ABC):
         `n_features`: of a row, in all layers and sites.
         """
 
+    @property
+    def inner_sizes(self) -> Mapping[str, int]:
+        """Return the features of a vector at each site inside the blocks that is known."""
+        return {}
+
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
         """Return the features of a vector at each of these sites, in the order of SITES.
 
         Raises ModelError for a site that this model does not have.
         """
-        return self._known_sizes(sites, {})
-
-    def _known_sizes(self, sites: Sequence[str], others: Mapping[str, int]) -> dict[str, int]:
-        sizes = {RESIDUAL: self.info.hidden_size, **others}
+        sizes = {RESIDUAL: self.info.hidden_size} | (dict(self.inner_sizes) if set(sites) - {RESIDUAL} else {})
         for site in sites:
             if site not in sizes:
                 raise ModelError(
@@ -354,6 +356,22 @@ def check_arguments(
     if attention_window is not None:
         check_whole("attention window", attention_window, 0, unit="words")
     return chosen
+
+
+def subwords_within(name: str, length: int, info: ModelInfo, n_specials: int) -> int:
+    """Return the subwords of a context of a given length, without special ones; `name`: of the length, for errors.
+
+    Raises InvalidValueError if nothing fits, or if the model accepts fewer.
+    """
+    most = info.max_subwords
+    if length <= n_specials:
+        raise InvalidValueError(
+            f"{name} {length} leaves no space for words: the model adds {n_specials} special subwords to a sentence; "
+            f"give {n_specials + 1} or more"
+        )
+    if most is not None and length > most + n_specials:
+        raise InvalidValueError(f"{name} {length} is more than the model accepts: give {most + n_specials} or less")
+    return length - n_specials
 
 
 def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -150,7 +150,7 @@ class LayerPooling:
 
     def vectors(self) -> list[torch.Tensor]:
         """Return the vectors of each site [n_layers, n_spans, features], once all layers have been received."""
-        return [self._reduced(gathered) for gathered in self._gathered.values()]
+        return list(map(self._reduced, self._gathered.values()))
 
     def _reduced(self, gathered: torch.Tensor) -> torch.Tensor:
         """Put the vector of each span of several subwords where the first of these were gathered."""

@@ -17,7 +17,8 @@ from embstore.models import batched, load_encoder
 from embstore.models.batched import TOLERANCE, fastest
 from embstore.models.batching import BATCHINGS
 from embstore.models.transformer import encoder as transformer
-from embstore.models.transformer import layers, probing, varlen
+from embstore.models.transformer import layers, varlen
+from embstore.models.transformer import network as networks
 from embstore.models.transformer.inputs import additive
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
@@ -322,7 +323,7 @@ def test_an_architecture_that_says_nothing_is_judged_by_its_effect():
         given = {"input_ids": torch.arange(10, 17)[None]}
         with torch.no_grad():
             states = model.eval()(**given, output_hidden_states=True).hidden_states
-            assert probing._is_causal(model, given, states, 2e-5) == causal
+            assert networks._is_causal(model, given, states, 2e-5) == causal
 
 
 def test_no_position_beyond_the_table_is_tried():
@@ -336,7 +337,7 @@ def test_no_position_beyond_the_table_is_tried():
             lambda module, args, inputs: tried.append(int(inputs["position_ids"].max())), with_kwargs=True
         )
         with torch.no_grad():
-            assert probing._position_offset(model.eval(), given, states, 1e-6) is None
+            assert networks._position_offset(model.eval(), given, states, 1e-6) is None
         handle.remove()
     assert tried == [6, 7, 8, 6, 307, 8, 6, 8, 6, 8]
 

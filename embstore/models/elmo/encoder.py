@@ -49,13 +49,10 @@ class ElmoEncoder(BatchedEncoder):
         self.info = ModelInfo(
             name=public_name(name),
             architecture="ELMo",
-            revision=None,
             weights_sha256=sha256_of([options, weights]),
             tokenizer_sha256=self._words.sha256(width=self.options.max_characters),
             num_hidden_layers=self.options.num_layers,
             hidden_size=2 * self.options.projection_dim,
-            max_subwords=None,
-            final_norm=False,
         )
 
     @property
@@ -119,7 +116,8 @@ class ElmoEncoder(BatchedEncoder):
         order = np.argsort(-longest_first, kind="stable")  # words of similar length are computed together
         for start in range(0, len(words), self._cnn_words):
             chosen = order[start : start + self._cnn_words]
-            needed = cnn.characters_needed(int(longest_first[chosen[0]]))
+            # The maximum is taken over one window of padding too; more of it changes nothing.
+            needed = int(longest_first[chosen[0]]) + 2 + cnn.reach
             spelled = spell([words[number] for number in chosen.tolist()], width=width)[:, :needed]
             vectors[torch.from_numpy(chosen).to(self.device)] = cnn(torch.from_numpy(spelled).to(self.device))
         return _Text(vectors, rank[numbers[2:]], np.cumsum(lengths) - lengths, lengths)

@@ -20,7 +20,6 @@ from embstore.models.encoder import By, Scope, Split, Tokenized
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.chat import Chats
-from embstore.models.transformer.inputs import Segments, WordWindow
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
@@ -28,7 +27,7 @@ from embstore.models.transformer.selfcheck import (
     sentences_to_check,
     window_mask,
 )
-from embstore.models.transformer.varlen import pinned_backends, varlen_attention
+from embstore.models.transformer.varlen import accepts_sentence_bounds, pinned_backends, varlen_attention
 from embstore.store.layout import RESIDUAL
 
 
@@ -98,7 +97,17 @@ class TransformerEncoder(BatchedEncoder):
         return self.tokenizer.subword_text(index)
 
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
-        return self.network.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
+        """Return the batchings to try, fastest first.
+
+        "varlen" is first, because a mask costs more than the attention of the sentences; it has none for an attention
+        window.
+        """
+        inputs = self.network.inputs
+        has_mask = "attention_mask" in inputs.parameters and not equal_lengths
+        masked = ("packed", "padded", "equal") if has_mask else ("equal",)
+        if equal_lengths or attention_window is not None or inputs.position_offset is None:
+            return masked
+        return ("varlen", *masked) if accepts_sentence_bounds(self.network.model) else masked
 
     def check_sentences(
         self, tokenized: Tokenized, attention_window: int | None, longest: int | None, n_subwords: int | None
@@ -131,8 +140,9 @@ class TransformerEncoder(BatchedEncoder):
     def write_chat(self, messages: Sequence[Mapping[str, Any]]) -> Document | None:
         return self._chats.write(messages) if self._chats.exists else None
 
-    def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
-        return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
+    @property
+    def inner_sizes(self) -> Mapping[str, int]:
+        return self.network.sites.sizes
 
     def plain_states(
         self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
@@ -146,9 +156,9 @@ class TransformerEncoder(BatchedEncoder):
         ids = tokenized.ids[first:last][: self.info.max_subwords]
         inputs = self.network.inputs.plain(ids)
         if attention_window is not None:
-            window = WordWindow.of(tokenized, attention_window)
-            words = window.words[first:last][: len(ids)]
-            inputs["attention_mask"] = window_mask(self.network.inputs, words, window.reach)
+            assert tokenized.words is not None
+            words = tokenized.words[first:last][: len(ids)]
+            inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device):
             every = range((self.info.num_hidden_layers if deepest is None else deepest) + 1)
@@ -173,16 +183,13 @@ class TransformerEncoder(BatchedEncoder):
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network
-        window = None if reach is None else WordWindow.of(work.tokenized, reach)
-        types = work.tokenized.types
-        segments = None if types is None else Segments(types, network.tokenizer.pair)
         inner = [site for site in work.sites if site != RESIDUAL]
-        if window is not None and how == "varlen":
+        if reach is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
 
         def prepare(batch: Batch) -> Prepared:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
-            inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
+            inputs = network.inputs.batch(batch, work.tokenized, starts, lengths, how, reach)
 
             def forward(take: Any) -> None:
                 def collect(layer: int, state: torch.Tensor, *site: str) -> None:

@@ -13,8 +13,7 @@ from embstore.models.batched import PROBES, TOLERANCE, largest, lengths_of, scal
 from embstore.models.checkpoint import reason
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
 from embstore.models.transformer.inputs import InputMaker
-from embstore.models.transformer.network import Network
-from embstore.models.transformer.probing import SAME
+from embstore.models.transformer.network import SAME, Network
 
 LONGEST_WINDOW_SENTENCE = 1024  # words; of wider windows only the effect of a near word is checked
 SHORT_SENTENCE = 16

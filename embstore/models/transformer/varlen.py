@@ -56,10 +56,10 @@ def pinned_backends(device: torch.device) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], sdpa_kernel(kinds))
 
 
-def accepts_sentence_bounds(model: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a model may work: it is given positions, passes keywords on, and can change its attention."""
+def accepts_sentence_bounds(model: Any) -> bool:
+    """Return whether a model may work: it passes keywords on to its attention, and can change that."""
     keywords = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values())
-    return keywords and "position_ids" in parameters and model.config._attn_implementation == "sdpa"
+    return keywords and model.config._attn_implementation == "sdpa"
 
 
 @contextmanager
