@@ -133,13 +133,13 @@ def open_corpus(
     form = FORMATS[format] if format else common_format(files)
     options = _options(form.name, form.options, given)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
-    joins_tasks = form is EDGE and bool(tasks)
-    if joins_tasks:
+    joined = form is EDGE and bool(tasks)
+    if joined:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     folder = os.path.commonpath([(path if path.is_dir() else path.parent).absolute() for path in paths])
     sources = {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
-    return Corpus(name, form.name, options, files, partial(_read_files, form, sources, joins_tasks))
+    return Corpus(name, form.name, options, files, partial(_read_files, form, sources, joined))
 
 
 def _options(form: str, defaults: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,20 +157,16 @@ def _options(form: str, defaults: Mapping[str, str | None], given: Mapping[str, 
         elif name in ALLOWED and value not in ALLOWED[name]:
             raise InvalidValueError(f"{name}: {quoted(value)} is not one of {', '.join(ALLOWED[name])}")
         elif name == "columns":
-            names = _names(value)
+            names = value.split(",") if isinstance(value, str) else value
+            if not (isinstance(names, Sequence) and all(isinstance(name, str) and name.strip() for name in names)):
+                raise InvalidValueError(f"columns: {quoted(value)} are not names of columns, such as author,year")
+            names = [name.strip() for name in names]
             if form == CONLL.name:
                 check_columns(names)
             value = ",".join(names)
         if value is not None:
             options[name] = value
     return options
-
-
-def _names(columns: str | Sequence[str]) -> list[str]:
-    names = columns.split(",") if isinstance(columns, str) else columns
-    if not (isinstance(names, Sequence) and all(isinstance(name, str) and name.strip() for name in names)):
-        raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
-    return [name.strip() for name in names]
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -213,15 +209,16 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         yield replace(sentence, words=words, document=document, text=text, starts=starts, stop=stop)
 
 
-def _read_files(
-    form: Format, sources: Mapping[Path, str], joins_tasks: bool, options: ReadOptions
-) -> Iterator[Sentence]:
-    """Yield the sentences of files; `sources`: the name of each, relative to the folder that holds all of them."""
+def _read_files(form: Format, sources: Mapping[Path, str], joined: bool, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of files, or with `joined` their distinct texts alone.
+
+    `sources`: the name of each file, relative to the folder that holds all of them.
+    """
     seen: set[bytes] = set()
     for path, name in sources.items():
         fields = {FILE: name} if len(sources) > 1 else {}
         sentences = form.read(Lines(path), replace(options, fields=fields))
-        if not joins_tasks:
+        if not joined:
             yield from sentences
             continue
         for words in (sentence.words for sentence in sentences):

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.errors import StorageError
-from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import (
     MAX_POOLED,
     Groups,
@@ -28,7 +28,7 @@ from embstore.extraction.partition import (
     truncated,
 )
 from embstore.extraction.survey import BLOCK, Survey
-from embstore.models.encoder import Encoder, Tokenized
+from embstore.models.encoder import Tokenized
 from embstore.store import Index, Metadata
 from embstore.store.index import Contexts
 from embstore.store.layout import ITEM_NBYTES, partition_rows
@@ -141,7 +141,7 @@ def estimate(
         sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, limit)
     seconds = None
     if calibrate:
-        rate = calibrated_rate(encoder, sample, positions, metadata, options)
+        rate = calibrated_rate(reader, sample, positions, metadata.layers)
         seconds = None if rate is None else positions / rate
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
@@ -195,9 +195,7 @@ def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, in
     return round(subwords * factor), round(positions * factor), n_rows == groups.layout.n_rows, passages[0].tokenized
 
 
-def calibrated_rate(
-    encoder: Encoder, sample: Tokenized, positions: int, metadata: Metadata, options: ExtractionOptions
-) -> float | None:
+def calibrated_rate(reader: Reader, sample: Tokenized, positions: int, layers: Sequence[int]) -> float | None:
     """Measure positions per second of the encoder, special subwords included, on a batch from each third of the work.
 
     The batches are a small share of the `positions` of the extraction, and are run again where they take little time;
@@ -206,6 +204,7 @@ def calibrated_rate(
     from embstore.models.batched import word_spans
     from embstore.models.running import wait
 
+    encoder, options = reader.encoder, reader.options
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(options.batch_subwords or 1, int(share) // CALIBRATION_BATCHES)
     lengths = np.diff(sample.bounds) + encoder.n_specials
@@ -227,7 +226,7 @@ def calibrated_rate(
     most = max(1, min(CALIBRATIONS, int(SMALL_SHARE * positions) // n_positions))
     while len(times) < most and sum(times) < CALIBRATION_SECONDS:
         start = time.perf_counter()
-        for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **arguments):
+        for pooled in encoder.encode(chosen, spans, layers=layers, **arguments):
             del pooled
         wait(encoder.device)
         times.append(time.perf_counter() - start)

@@ -76,11 +76,6 @@ class Plan:
         return Groups.of(self.metadata)
 
     @property
-    def reader(self) -> Reader:
-        """How its rows become passages of text."""
-        return Reader(self.encoder, self.options, self.limit)
-
-    @property
     def n_sentences(self) -> int:
         return self.survey.n_sentences
 
@@ -223,6 +218,9 @@ class Plan:
         options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
         n_given, more = self.n_sentences_to_run, []
         of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
+        shared = f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
+        if not self.encoder.reads_text or options.tokenize == "words":
+            shared = ", of each word by itself"
         together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
         if contexts := self._contexts_as_json():
             text = (
@@ -238,7 +236,7 @@ class Plan:
             *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
             ("sentences", f"{self.n_sentences:,}{of_which}"),
             ("words", f"{self.n_words:,}"),
-            ("subwords", f"{self.n_subwords:,}{self._shared}"),
+            ("subwords", f"{self.n_subwords:,}{shared}"),
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *more,
@@ -259,12 +257,6 @@ class Plan:
             *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),
         ]
-
-    @property
-    def _shared(self) -> str:
-        if not self.encoder.reads_text or self.options.tokenize == "words":
-            return ", of each word by itself"
-        return f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
 
     def _first_sentences(self) -> list[list[str]]:
         return [list(sentence.words) for sentence in self.survey.sample[:N_SHOWN]]

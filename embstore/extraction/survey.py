@@ -23,7 +23,7 @@ from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
 from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.models.encoder import Encoder, Scope, Split, ragged_indices, word_characters
+from embstore.models.encoder import Encoder, Indices, Scope, Split, ragged_indices, word_characters
 from embstore.store.index import KINDS, SPECIAL, Field, field_text
 from embstore.store.metadata import Dropped
 from embstore.store.storage.files import TOO_MANY_FILES, allow_files
@@ -40,7 +40,6 @@ NO_SUBWORD = "no subword: the tokenizer, or the table of words, has nothing for 
 TOO_LONG = "beyond the length limit"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
-_Numbers = NDArray[np.int64]
 
 
 class Column:
@@ -342,7 +341,7 @@ def _survey_block(
     content.n_subwords += len(split.ids)
 
 
-def _with_separators(split: Split, documents: _Numbers, before: int, separator: int) -> tuple[Split, _Numbers]:
+def _with_separators(split: Split, documents: Indices, before: int, separator: int) -> tuple[Split, Indices]:
     """Put a subword of no word before each document but the corpus's first; also returns their numbers.
 
     `documents`: of each sentence; `before`: of the sentence before.
@@ -380,12 +379,12 @@ class _Units:
     of the unit. `in_pair`: whether it is the special subwords between the texts of a pair.
     """
 
-    first_word: _Numbers
-    sentence: _Numbers
-    position: _Numbers
-    start: _Numbers
-    stop: _Numbers
-    n_words: _Numbers
+    first_word: Indices
+    sentence: Indices
+    position: Indices
+    start: Indices
+    stop: Indices
+    n_words: Indices
     in_pair: NDArray[np.bool_]
 
     @classmethod
@@ -432,7 +431,7 @@ def _check_pairs(encoder: Encoder, options: ExtractionOptions) -> None:
 
 
 def _with_specials(
-    content: Survey, columns: Mapping[str, NDArray[Any]], encoder: Encoder, n_words: _Numbers, n_subwords: _Numbers
+    content: Survey, columns: Mapping[str, NDArray[Any]], encoder: Encoder, n_words: Indices, n_subwords: Indices
 ) -> dict[str, NDArray[Any]]:
     """Add a row for each special subword of the sentences of a block that have a subword.
 
@@ -477,7 +476,7 @@ def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Enco
 
 
 def _add_text(
-    content: Survey, block: Sequence[Sentence], split: Split, starts: _Numbers, stops: _Numbers, *, spans: bool
+    content: Survey, block: Sequence[Sentence], split: Split, starts: Indices, stops: Indices, *, spans: bool
 ) -> None:
     """Add the text of a block, with the characters of subwords if these are `spans`."""
     pieces = [sentence.text.encode() for sentence in block]

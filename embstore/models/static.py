@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Sentence
 from embstore.errors import ModelError
-from embstore.models.batched import BatchedEncoder, Prepared
+from embstore.models.batched import BatchedEncoder, Prepared, States
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import Loaded
 from embstore.models.elmo.words import WordNumbers
@@ -178,15 +178,12 @@ class StaticEncoder(BatchedEncoder):
     def subword_text(self, index: int) -> str:
         return self.table.text(index)
 
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return the vectors of a sentence's subwords, each looked up for itself: one layer [n_subwords, hidden_size].
 
         In a bag each is the sum of the vectors of all subwords, divided by their number.
         """
-        first, last = tokenized.bounds[sentence : sentence + 2]
-        vectors = [self.table.plain_vector(number) for number in tokenized.ids[first:last].tolist()]
+        vectors = list(map(self.table.plain_vector, sentence.ids.tolist()))
         if self.bag:
             vectors = [sum(vectors, torch.zeros(self.info.hidden_size)) / len(vectors)] * len(vectors)
         return {0: torch.stack(vectors)}

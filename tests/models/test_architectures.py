@@ -155,7 +155,7 @@ def bert(tmp_path_factory):
     "options",
     [
         {"layers": (4,)},
-        {"layers": (-1,)},
+        {"layers": (-5,)},
         {"layers": (1, 1)},
         {"attention_window": -1},
         *({"spans": wrong} for wrong in ((0, 0, 0), (0, 2, 1), (0, -2, 1), (0, 0, 10_000), (9_999, 0, 1), (-1, 0, 1))),

@@ -7,16 +7,14 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import InvalidValueError
-from embstore.models.batched import BatchedEncoder, Prepared
+from embstore.models.batched import BatchedEncoder, Prepared, States
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded, load
-from embstore.models.encoder import By, Scope, Split, Tokenized
+from embstore.models.encoder import By, Indices, Scope, Split, Tokenized
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.chat import Chats
@@ -89,7 +87,8 @@ class TransformerEncoder(BatchedEncoder):
         """Return a good batch size for a GPU that also holds buffers of `held(batch size)` bytes."""
         if self.device.type != "cuda":
             return self.default_batch_subwords
-        free = min(map(free_nbytes, self.network.gpus))
+        gpus = {weight.device for weight in self.network.model.parameters() if weight.device.type == "cuda"}
+        free = min(map(free_nbytes, gpus or {self.device}))
         return fitting_batch(free, position_nbytes=self.network.position_nbytes(n_features), held=held)
 
     def subword_text(self, index: int) -> str:
@@ -132,9 +131,7 @@ class TransformerEncoder(BatchedEncoder):
         number = self.tokenizer.ending(name)
         return super().separator(name) if number is None else number
 
-    def pair_types(
-        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def pair_types(self, bounds: Indices, first: Indices, last: Indices) -> Indices | None:
         return self.tokenizer.pair_types(bounds, first, last)
 
     def write_chat(self, messages: Sequence[Mapping[str, Any]]) -> Document | None:
@@ -144,21 +141,17 @@ class TransformerEncoder(BatchedEncoder):
     def inner_sizes(self) -> Mapping[str, int]:
         return self.network.sites.sizes
 
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return all layers of one sentence at a site, without special subwords, each [n_subwords, features].
 
         One call of the model with `output_hidden_states=True`, or one that stops at the layer `deepest`. The mask of an
         attention window is written row by row.
         """
-        first, last = tokenized.bounds[sentence : sentence + 2]
-        ids = tokenized.ids[first:last][: self.info.max_subwords]
+        ids = sentence.ids[: self.info.max_subwords]
         inputs = self.network.inputs.plain(ids)
-        if attention_window is not None:
-            assert tokenized.words is not None
-            words = tokenized.words[first:last][: len(ids)]
-            inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
+        if reach is not None:
+            assert sentence.words is not None
+            inputs["attention_mask"] = window_mask(self.network.inputs, sentence.words[: len(ids)], reach)
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device):
             every = range((self.info.num_hidden_layers if deepest is None else deepest) + 1)

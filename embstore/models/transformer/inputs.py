@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 
 from embstore.errors import ModelError
 from embstore.models.batching import Batch, Batching
-from embstore.models.encoder import Tokenized, ragged_indices
+from embstore.models.encoder import Indices, Tokenized, ragged_indices
 from embstore.models.running import to_device
 from embstore.models.transformer.tokens import Specials, SubwordTokenizer
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 NO_WORD = -1
+Mask = torch.Tensor | dict[str, torch.Tensor]  # or one for each kind of layer
 MAX_REACH = 2**31 - 1  # words, which are numbered in int32
-
-_Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class InputMaker:
         self,
         batch: Batch,
         tokenized: Tokenized,
-        starts: _Indices,
-        lengths: _Indices,
+        starts: Indices,
+        lengths: Indices,
         how: Batching,
         reach: int | None = None,
     ) -> dict[str, Any]:
@@ -109,9 +108,7 @@ class InputMaker:
             inputs["attention_mask"] = self.mask(self._to_device(owners, batch), how, within)
         return inputs | self.fixed
 
-    def mask(
-        self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None = None
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
+    def mask(self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None = None) -> Mask:
         """Return the attention mask; `owners` [rows, columns]: the sentence of each position, 0 for padding.
 
         `within`: bool [rows, 1, columns, columns], what a position may attend to besides; None: anything. Masks of
@@ -123,7 +120,7 @@ class InputMaker:
         allowed = owners[:, None, :, None] == owners[:, None, None, :]
         return self.additive_mask(allowed if within is None else allowed & within)
 
-    def additive_mask(self, allowed: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+    def additive_mask(self, allowed: torch.Tensor) -> Mask:
         """Return the mask that is added to attention scores: `allowed` and the model's own causal and sliding masks.
 
         `allowed`: bool [rows, 1, positions, positions], queries before keys. A model whose layers differ gets a mask
@@ -141,7 +138,7 @@ class InputMaker:
         return additive(near, self.dtype)
 
     def _put_specials(
-        self, flat: _Indices, prefix: tuple[int, ...], suffix: tuple[int, ...], lengths: _Indices, first: _Indices
+        self, flat: Indices, prefix: tuple[int, ...], suffix: tuple[int, ...], lengths: Indices, first: Indices
     ) -> None:
         for position, value in enumerate(prefix):
             flat[first + position] = value

@@ -92,11 +92,6 @@ class Network:
         return OUTLIERS if experts and self.dtype != torch.float32 else 0.0
 
     @property
-    def gpus(self) -> list[torch.device]:
-        """Return the CUDA devices that the weights are on."""
-        return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"} or {self.device}, key=str)
-
-    @property
     def weights_nbytes(self) -> int:
         """Return the bytes of the weights, packed copies included; of a split model those on its main device."""
         main = self.device if self.device.index is not None else torch.device(self.device.type, 0)
@@ -183,7 +178,8 @@ def find_inputs(
     config = model.config
     parameters = frozenset(inspect.signature(model.forward).parameters)
     padding = getattr(config, "pad_token_id", None)
-    window, kinds = sliding_window(config)
+    kinds, window = frozenset(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+    slides = isinstance(window, int) and kinds != {FULL} and getattr(config, "use_sliding_window", True)
     return InputMaker(
         tokenizer=tokenizer,
         parameters=parameters,
@@ -191,7 +187,7 @@ def find_inputs(
         padding_id=padding if isinstance(padding, int) and 0 <= padding < tokenizer.vocabulary else 0,
         position_offset=_position_offset(model, given, states, SAME[dtype]) if "position_ids" in parameters else None,
         causal=_is_causal(model, given, states, NO_EFFECT[dtype]),
-        window=window,
+        window=window if slides else None,
         layer_types=kinds,
         device=given["input_ids"].device,
         dtype=dtype,
@@ -208,15 +204,6 @@ def probe_inputs(model: Any, tokenizer: Any, specials: Specials, device: torch.d
     chosen = torch.arange(2 * count) * (len(usable) - 1) // (2 * count - 1)
     ids = usable[chosen].reshape(2, count).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def sliding_window(config: Any) -> tuple[int | None, frozenset[str]]:
-    """Return the reach of the model's own sliding attention (None: no layer slides) and the kinds of its layers."""
-    kinds = frozenset(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    if not isinstance(window, int) or kinds == {FULL} or not getattr(config, "use_sliding_window", True):
-        return None, kinds
-    return window, kinds
 
 
 def _position_offset(model: Any, inputs: Mapping[str, torch.Tensor], states: _States, same: float) -> int | None:

@@ -55,15 +55,8 @@ class Attended:
         return found | {"head_output": self.output.flatten(2)}
 
 
-@dataclass(frozen=True)
-class _Capture:
-    """What the attention function does in a pass: `usual` is the one that it calls, `take` is given every call."""
-
-    usual: str
-    take: Callable[[Attended], None]
-
-
-_CAPTURE: ContextVar[_Capture] = ContextVar("embstore_capture")
+# The attention that is called in a pass, and what is given every call
+_CAPTURE: ContextVar[tuple[str, Callable[[Attended], None]]] = ContextVar("embstore_capture")
 
 
 def _attend(
@@ -74,16 +67,16 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    capture = _CAPTURE.get()
+    usual, take = _CAPTURE.get()
     own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(capture.usual, own)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(usual, own)
     output, weights = attend(module, query, key, value, attention_mask, **options)
-    capture.take(Attended(query, key, value, output, weights, attention_mask, options))
+    take(Attended(query, key, value, output, weights, attention_mask, options))
     return output, weights
 
 
 def _mask(*args: Any, **options: Any) -> Any:
-    return ALL_MASK_ATTENTION_FUNCTIONS[_CAPTURE.get().usual](*args, **options)
+    return ALL_MASK_ATTENTION_FUNCTIONS[_CAPTURE.get()[0]](*args, **options)
 
 
 AttentionInterface.register(MASKED, _attend)
@@ -95,7 +88,7 @@ AttentionMaskInterface.register(MASKED, _mask)
 def captured(model: Any, take: Callable[[Attended], None], *, by: str | None = None) -> Iterator[None]:
     """Pass every call of the model's attention on to `take` inside the block; `by`: attention other than its own."""
     usual = by or model.config._attn_implementation
-    token = _CAPTURE.set(_Capture(usual, take))
+    token = _CAPTURE.set((usual, take))
     try:
         with attention_by(MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED, model):
             yield

@@ -18,7 +18,7 @@ from tokenizers import processors
 from embstore.corpus.sentence import PAIR, Sentence
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
-from embstore.models.encoder import By, Scope, Split, indptr, ragged_indices, word_characters
+from embstore.models.encoder import By, Indices, Scope, Split, indptr, ragged_indices, word_characters
 from embstore.models.transformer.alignment import Spelling, are_spaces, uncovered
 
 # White space, punctuation, digits, accents, combining marks, scripts, parts of characters, ligatures and chat marks.
@@ -31,7 +31,6 @@ TEXTS = (
     "a\u00a0b\u3000c\u200bd 3 + 4 = 7; | x | y |",
 )
 Places = Sequence[Sequence[int]]  # the characters [start, stop) of each subword
-_Numbers = NDArray[np.int64]
 CACHED_WORDS = 1 << 16  # of a tokenizer without a fast form
 WORDS = 'give tokenize="words", by which each word is tokenized by itself'
 
@@ -51,7 +50,7 @@ class Specials:
         """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
-    def around(self, ids: NDArray[Any]) -> tuple[_Numbers, _Numbers]:
+    def around(self, ids: NDArray[Any]) -> tuple[Indices, Indices]:
         """Return a sentence's subwords with the special ones around them, and the token types of all."""
         body = np.full(len(ids), self.body_type)
         types = np.concatenate([self.prefix_types, body, self.suffix_types])
@@ -156,7 +155,7 @@ class SubwordTokenizer:
                 return PairSpecials(tuple(ids[begin:end]), tuple(types[begin:end]), types[end], tuple(types[stop:]))
         raise ModelError("the tokenizer has no known form for pairs of sentences: give each sentence on its own")
 
-    def pair_types(self, bounds: _Numbers, first: _Numbers, last: _Numbers) -> _Numbers:
+    def pair_types(self, bounds: Indices, first: Indices, last: Indices) -> Indices:
         """Return the token types of sentences of which some are pairs; see `Encoder.pair_types`."""
         types = np.full(int(bounds[-1]), self.specials.body_type, np.int64)
         ends = bounds[np.searchsorted(bounds, first, "right")]
@@ -199,7 +198,7 @@ class SubwordTokenizer:
             )
 
     def _split_text(
-        self, sentences: Sequence[Sentence], n_words: _Numbers, starts: _Numbers, stops: _Numbers, scope: Scope
+        self, sentences: Sequence[Sentence], n_words: Indices, starts: Indices, stops: Indices, scope: Scope
     ) -> Split:
         """Split texts; characters are counted over those of all sentences, one after another."""
         pieces = indptr(np.fromiter((len(sentence.text) for sentence in sentences), np.int64, len(sentences)))
@@ -238,7 +237,7 @@ class SubwordTokenizer:
 
     def _characters(
         self, texts: Sequence[str], given: Sequence[Sequence[int] | None]
-    ) -> tuple[NDArray[np.int32], _Numbers, _Numbers, _Numbers]:
+    ) -> tuple[NDArray[np.int32], Indices, Indices, Indices]:
         """Return the ids of texts, how many each has, and where the characters of each subword begin and end in it.
 
         `given`: the ids of those that have some already.
@@ -290,7 +289,7 @@ class SubwordTokenizer:
         size, near = self.spelling.normal_size, text[max(0, at - 2) : at + 3]
         return not size(text[at]) or size(near) < sum(map(size, near)) or not self.ids(text[at])
 
-    def _with_pairs(self, split: Split, marks: _Numbers, places: _Numbers) -> Split:
+    def _with_pairs(self, split: Split, marks: Indices, places: Indices) -> Split:
         """Put the special subwords of the words `marks`, which are at the characters `places`, between the pairs."""
         pair, middles = self.pair, split.first[marks]
         count, sentence = len(pair.middle), np.searchsorted(split.indptr, marks, "right") - 1
@@ -338,7 +337,7 @@ def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Sp
 
 def _texts(
     sentences: Sequence[Sentence], scope: Scope, pairs: Mapping[int, int]
-) -> tuple[list[str], _Numbers, list[Sequence[int] | None]]:
+) -> tuple[list[str], Indices, list[Sequence[int] | None]]:
     """Return the texts that a tokenizer is given at a time, int64 [3, texts] of them, and their ids if they have any.
 
     The numbers are the first and the last sentence of a text, and the character of the first with which it begins.
@@ -378,9 +377,7 @@ class WordSplitter:
 
         self._slowly = lru_cache(CACHED_WORDS)(slowly)
 
-    def split(
-        self, sentences: Sequence[Sentence]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, sentences: Sequence[Sentence]) -> tuple[NDArray[np.int32], Indices, Indices, Indices]:
         """Return the ids of the words of sentences, how many each has, and where each begins and ends in its word."""
         words = list(chain.from_iterable(sentence.words for sentence in sentences))
         if self._backend is None:

@@ -15,6 +15,7 @@ import transformers
 from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from embstore.models.encoder import indptr
 from embstore.models.running import to_device
 
 NAME = "embstore_varlen"
@@ -41,11 +42,9 @@ class SentenceBounds:
     @classmethod
     def of(cls, lengths: NDArray[np.int64], *, causal: bool, device: torch.device) -> SentenceBounds:
         """Return the bounds of consecutive sentences of these lengths."""
-        bounds = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=bounds[1:])
         starts = np.append(np.flatnonzero(np.diff(lengths, prepend=-1)), len(lengths))
         runs = tuple(zip(np.diff(starts).tolist(), lengths[starts[:-1]].tolist(), strict=True))
-        return cls(to_device(bounds, device), int(lengths.max()), runs, causal)
+        return cls(to_device(indptr(lengths).astype(np.int32), device), int(lengths.max()), runs, causal)
 
 
 def pinned_backends(device: torch.device) -> AbstractContextManager[None]:
