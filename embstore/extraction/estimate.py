@@ -30,7 +30,6 @@ from embstore.extraction.partition import (
 from embstore.extraction.survey import BLOCK, Survey
 from embstore.models.encoder import Tokenized
 from embstore.store import Index, Metadata
-from embstore.store.index import Contexts
 from embstore.store.layout import ITEM_NBYTES, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
@@ -130,8 +129,12 @@ def estimate(
     if window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
         subwords, positions, counted, sample = count_windows(index, groups, reader)
     elif index.contexts is not None:
-        subwords, n_contexts = count_contexts(index.contexts, groups)
-        positions = subwords + n_contexts * encoder.n_specials
+        contexts, bounds = index.contexts, index.contexts.indptr
+        edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
+        # A context that the edge of a group divides is run twice
+        times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
+        subwords = int(((contexts.stop - contexts.start) * times).sum())
+        positions = subwords + int(times.sum()) * encoder.n_specials
         sample = next(reader.passages(Part.of(index, *groups.span(0)))).tokenized
     else:
         sizes = content["n_subwords"]  # sentences without a row are not run
@@ -166,14 +169,6 @@ def estimate(
         counted=counted,
         device_nbytes=of_batches if on_device else None,
     )
-
-
-def count_contexts(contexts: Contexts, groups: Groups) -> tuple[int, int]:
-    """Return the subwords and the number of all contexts; one that the edge of a group divides is run twice."""
-    bounds = contexts.indptr
-    edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
-    times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
-    return int(((contexts.stop - contexts.start) * times).sum()), int(times.sum())
 
 
 def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, int, bool, Tokenized]:

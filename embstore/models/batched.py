@@ -86,7 +86,7 @@ class BatchedEncoder(Encoder):
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
-        self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
+        self.runner = SplittingRunner(device)
         self._launched: deque[Any] = deque()
         self._fastest_of: dict[tuple[Any, ...], str] = {}
 

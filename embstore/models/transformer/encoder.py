@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from embstore.models.transformer.selfcheck import (
     sentences_to_check,
     window_mask,
 )
-from embstore.models.transformer.varlen import accepts_sentence_bounds, pinned_backends, varlen_attention
+from embstore.models.transformer.varlen import NAME, accepts_sentence_bounds, attention_by, pinned_backends
 from embstore.store.layout import RESIDUAL
 
 
@@ -189,13 +189,9 @@ class TransformerEncoder(BatchedEncoder):
                     take(layer, state.to(self.device, non_blocking=True), *site)
 
                 receive = collect if network.is_split else take
-                with ExitStack() as stack:
-                    stack.enter_context(pinned_backends(self.device))
-                    stack.enter_context(network.packed.used())
-                    if how == "varlen":
-                        stack.enter_context(varlen_attention(network.model))
-                    if inner:
-                        stack.enter_context(network.sites.reading(inner, work.layers, receive))
+                attention = attention_by(NAME, network.model) if how == "varlen" else nullcontext()
+                reading = network.sites.reading(inner, work.layers, receive) if inner else nullcontext()
+                with pinned_backends(self.device), network.packed.used(), attention, reading:
                     network.tap.run(inputs, work.layers, receive)
 
             return work.spans_of(batch, before=self.n_before), forward

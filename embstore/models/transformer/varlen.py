@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -70,9 +70,6 @@ def attention_by(name: str, model: Any) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
-
-
-varlen_attention = partial(attention_by, NAME)
 
 
 def attend(
