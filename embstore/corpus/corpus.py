@@ -18,8 +18,7 @@ from embstore.corpus.formats import FORMATS, common_format, has_format
 from embstore.corpus.formats.base import TABLE_OPTIONS, TEXT_OPTIONS, Format, ReadOptions, WriteChat
 from embstore.corpus.formats.conll import CONLL, check_columns
 from embstore.corpus.formats.edge import EDGE
-from embstore.corpus.formats.parquet import rows_of_table
-from embstore.corpus.formats.rows import FILE, read_rows
+from embstore.corpus.formats.tables import FILE, read_rows, rows_of_table
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Document, Sentence, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
@@ -48,15 +47,18 @@ class Corpus:
     format: str
     options: dict[str, Any]
     paths: tuple[Path, ...]
-    _read: Callable[[WriteChat | None], Iterator[Sentence]] = field(repr=False)
+    _read: Callable[[ReadOptions], Iterator[Sentence]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Sentence]:
         return self.sentences()
 
     def sentences(self, write_chat: WriteChat | None = None) -> Iterator[Sentence]:
         """Yield the sentences; `write_chat` makes the text of a list of messages, as the template of a model does."""
-        steps = parse_normalize(self.options["normalize"])
-        sentences = self._read(write_chat)
+        options = self.options
+        steps = parse_normalize(options["normalize"])
+        splitter = Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options})
+        columns = tuple(filter(None, options.get("columns", "").split(",")))
+        sentences = self._read(ReadOptions(splitter, columns, options.get("text"), write_chat=write_chat))
         sentence = None
         for sentence in _normalized(sentences, steps) if steps else sentences:
             yield sentence
@@ -132,10 +134,13 @@ def open_corpus(
     form = FORMATS[format] if format else common_format(files)
     options = _options(form.name, form.options, given)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
-    if form is EDGE and tasks:
+    joined = form is EDGE and bool(tasks)
+    if joined:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options))
+    folder = os.path.commonpath([(path if path.is_dir() else path.parent).absolute() for path in paths])
+    sources = {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
+    return Corpus(name, form.name, options, files, partial(_read_files, form, sources, joined))
 
 
 def _options(form: str, defaults: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,20 +158,16 @@ def _options(form: str, defaults: Mapping[str, str | None], given: Mapping[str, 
         elif name in ALLOWED and value not in ALLOWED[name]:
             raise InvalidValueError(f"{name}: {quoted(value)} is not one of {', '.join(ALLOWED[name])}")
         elif name == "columns":
-            names = _names(value)
+            names = value.split(",") if isinstance(value, str) else value
+            if not (isinstance(names, Sequence) and all(isinstance(name, str) and name.strip() for name in names)):
+                raise InvalidValueError(f"columns: {quoted(value)} are not names of columns, such as author,year")
+            names = [name.strip() for name in names]
             if form == CONLL.name:
                 check_columns(names)
             value = ",".join(names)
         if value is not None:
             options[name] = value
     return options
-
-
-def _names(columns: str | Sequence[str]) -> list[str]:
-    names = columns.split(",") if isinstance(columns, str) else columns
-    if not (isinstance(names, Sequence) and all(isinstance(name, str) and name.strip() for name in names)):
-        raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
-    return [name.strip() for name in names]
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -209,15 +210,16 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         yield replace(sentence, words=words, document=document, text=text, starts=starts, stop=stop)
 
 
-def _read_files(
-    form: Format, sources: Mapping[Path, str], options: dict[str, Any], write_chat: WriteChat | None
-) -> Iterator[Sentence]:
-    read_options = _read_options(options, write_chat)
+def _read_files(form: Format, sources: Mapping[Path, str], joined: bool, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of files, or with `joined` their distinct texts alone.
+
+    `sources`: the name of each file, relative to the folder that holds all of them.
+    """
     seen: set[bytes] = set()
     for path, name in sources.items():
         fields = {FILE: name} if len(sources) > 1 else {}
-        sentences = form.read(Lines(path), replace(read_options, fields=fields))
-        if "tasks" not in options:
+        sentences = form.read(Lines(path), replace(options, fields=fields))
+        if not joined:
             yield from sentences
             continue
         for words in (sentence.words for sentence in sentences):
@@ -227,25 +229,10 @@ def _read_files(
                 yield Sentence(words)
 
 
-def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
-    """Return the name of each file, relative to the folder that holds all of the paths."""
-    folder = os.path.commonpath([(path if path.is_dir() else path.parent).absolute() for path in paths])
-    return {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
-
-
-def _read_options(options: Mapping[str, Any], write_chat: WriteChat | None) -> ReadOptions:
-    return ReadOptions(
-        Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options}),
-        columns=tuple(filter(None, (options.get("columns") or "").split(","))),
-        text=options.get("text"),
-        write_chat=write_chat,
-    )
-
-
 def _open_items(items: Any, options: dict[str, Any]) -> Corpus:
     was_read = False
 
-    def read(write_chat: WriteChat | None) -> Iterator[Sentence]:
+    def read(read_options: ReadOptions) -> Iterator[Sentence]:
         nonlocal was_read
         if was_read and iter(items) is items:
             raise CorpusError(
@@ -256,7 +243,7 @@ def _open_items(items: Any, options: dict[str, Any]) -> Corpus:
         rows = rows_of_table(items)
         iterator = iter(items if rows is None else rows)
         first = list(islice(iterator, 1))
-        every, read_options = chain(first, iterator), _read_options(options, write_chat)
+        every = chain(first, iterator)
         if first and isinstance(first[0], Mapping):
             return read_rows(
                 enumerate(every),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from embstore.arguments import checked
 from embstore.corpus.formats import format_of
-from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
-from embstore.corpus.formats.conllu import DEPREL, FORM, UPOS, XPOS, word_blocks
+from embstore.corpus.formats.conll import DEFAULT_COLUMNS, DEPREL, FORM, UPOS, WORD, XPOS, column_blocks, word_blocks
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget, iter_edges
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import split_forms
@@ -56,15 +56,12 @@ def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
     return tuple(task for task, (_, name, _) in _TASKS.items() if form is not None and form.name == name)
 
 
-def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
-    def read(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-        for _, rows, *_ in word_blocks(lines):
-            words, spans = split_forms([row[FORM] for row in rows])
-            tags = [row[column] for row in rows]
-            targets = [EdgeTarget(span, None, (tag,)) for span, tag in zip(spans, tags, strict=True) if tag != "_"]
-            yield EdgeSentence(words, targets)
-
-    return read
+def _read_tags(lines: Lines, repair: bool, *, column: int) -> Iterator[EdgeSentence]:
+    for _, rows, *_ in word_blocks(lines):
+        words, spans = split_forms([row[FORM] for row in rows])
+        tags = [row[column] for row in rows]
+        targets = [EdgeTarget(span, None, (tag,)) for span, tag in zip(spans, tags, strict=True) if tag != "_"]
+        yield EdgeSentence(words, targets)
 
 
 def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
@@ -115,8 +112,8 @@ def _iter_bio_spans(
 
 # Task -> its reader, the name of the corpus format that it reads, and the error if there is no target.
 _TASKS: dict[str, tuple[Callable[[Lines, bool], Iterator[EdgeSentence]], str, str]] = {
-    "pos": (_tag_reader(XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
-    "upos": (_tag_reader(UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
+    "pos": (partial(_read_tags, column=XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
+    "upos": (partial(_read_tags, column=UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
     "dependencies": (_read_dependencies, "conllu", "no sentence in it"),
     "entities": (_read_entities, "conll", "no span in its last column, no B-x"),
 }

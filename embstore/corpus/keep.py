@@ -41,7 +41,15 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.words is not None:
-            object.__setattr__(self, "words", _word_set(self.words))
+            if isinstance(self.words, str) or not isinstance(self.words, Iterable):
+                raise InvalidValueError(f"words: {quoted(self.words)} is not a set of words")
+            words = list(self.words)
+            for word in words:
+                if not isinstance(word, str) or not word.strip() or not is_encodable(word):
+                    raise InvalidValueError(f"words: {quoted(word)} is not a word")
+            if not words:
+                raise InvalidValueError("words: the set is empty, so nothing would be kept; None keeps every word")
+            object.__setattr__(self, "words", frozenset(words))
         check_whole("min_contexts", self.min_contexts, 1)
         if self.max_contexts is not None:
             check_whole("max_contexts", self.max_contexts, 1)
@@ -67,7 +75,6 @@ class Keep:
         labels: Mapping[str, Codes],
         forms: Sequence[str],
         chosen: Mask | None = None,
-        pass_rows: int = PASS_ROWS,
     ) -> Mask:
         """Return for each row whether it is kept, bool [rows].
 
@@ -75,7 +82,7 @@ class Keep:
         `types` int32 [rows]: the type of each row, an index of `forms`. `sentences` int64 [rows]: its sentence, an
         index of `contexts`. `contexts` uint64 [sentences]: equal for equal sentences. `labels`: column -> int32 [rows],
         the label's code or -1. All may be memory-mapped. Memory: one byte a row, some bytes a word and a sentence, and
-        about 100 bytes a row of a pass; a pass has `pass_rows` rows, or all rows of one word. Raises InvalidValueError
+        about 100 bytes a row of a pass; a pass has PASS_ROWS rows, or all rows of one word. Raises InvalidValueError
         for a label column that does not exist.
         """
         if self.per is not None and self.per not in labels:
@@ -88,19 +95,19 @@ class Keep:
             for block in blocks_of(len(types), BLOCK_ROWS):
                 mask[block] &= is_wanted[types[block]]
         if self.min_contexts > 1:
-            self._drop_rare(mask, types, sentences, contexts, len(forms), pass_rows)
+            self._drop_rare(mask, types, sentences, contexts, len(forms))
         if self.max_contexts is not None:
             codes = labels[self.per] if self.per else None
-            self._sample(mask, types, codes, forms, self.max_contexts, pass_rows)
+            self._sample(mask, types, codes, forms, self.max_contexts)
         return mask
 
     def _drop_rare(
-        self, mask: Mask, types: Codes, sentences: IntArray, contexts: NDArray[np.uint64], n_types: int, pass_rows: int
+        self, mask: Mask, types: Codes, sentences: IntArray, contexts: NDArray[np.uint64], n_types: int
     ) -> None:
         """Clear the mask for words with too few distinct contexts, counting (word, context) pairs exactly."""
         context_numbers = np.unique(contexts, return_inverse=True)[1]
         frequent = np.zeros(n_types, bool)
-        for rows in _passes(mask, types, n_types, self.min_contexts, pass_rows):
+        for rows in _passes(mask, types, n_types, self.min_contexts):
             words = types[rows].astype(np.int64)
             first = int(words.min())
             pairs = (words - first) * len(contexts) + context_numbers[sentences[rows]]
@@ -110,12 +117,10 @@ class Keep:
         for block in blocks_of(len(types), BLOCK_ROWS):
             mask[block] &= frequent[types[block]]
 
-    def _sample(
-        self, mask: Mask, types: Codes, labels: Codes | None, forms: Sequence[str], most: int, pass_rows: int
-    ) -> None:
+    def _sample(self, mask: Mask, types: Codes, labels: Codes | None, forms: Sequence[str], most: int) -> None:
         """Give each occurrence a random number, by its word and its rank in it, and keep the `most` lowest."""
         key = self.seed.to_bytes(8, "little")
-        for rows in _passes(mask, types, len(forms), most + 1, pass_rows):
+        for rows in _passes(mask, types, len(forms), most + 1):
             words = types[rows]
             by_word = np.argsort(words, kind="stable")
             rows, words = rows[by_word], words[by_word]
@@ -138,10 +143,10 @@ def blocks_of(length: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def _passes(mask: Mask, types: Codes, n_types: int, least: int, pass_rows: int) -> Iterator[IntArray]:
+def _passes(mask: Mask, types: Codes, n_types: int, least: int) -> Iterator[IntArray]:
     """Yield all masked rows of the types that have `least` of them or more, ascending, a range of types at a time.
 
-    Each pass reads all of `types` and yields at most `pass_rows` rows, or the rows of a single type that has more.
+    Each pass reads all of `types` and yields at most PASS_ROWS rows, or the rows of a single type that has more.
     """
     counts = np.zeros(n_types, np.int64)
     for block in blocks_of(len(types), BLOCK_ROWS):
@@ -151,7 +156,7 @@ def _passes(mask: Mask, types: Codes, n_types: int, least: int, pass_rows: int) 
     first = 0
     while first < n_types:
         done = int(ends[first - 1]) if first else 0
-        last = max(int(np.searchsorted(ends, done + pass_rows, side="right")), first + 1)
+        last = max(int(np.searchsorted(ends, done + PASS_ROWS, side="right")), first + 1)
         if int(ends[last - 1]) > done:
             parts = []
             for block in blocks_of(len(types), BLOCK_ROWS):
@@ -175,15 +180,3 @@ def splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
     return values ^ (values >> np.uint64(31))
-
-
-def _word_set(words: object) -> frozenset[str]:
-    if isinstance(words, str) or not isinstance(words, Iterable):
-        raise InvalidValueError(f"words: {quoted(words)} is not a set of words")
-    chosen = list(words)
-    if not chosen:
-        raise InvalidValueError("words: the set is empty, so nothing would be kept; None keeps every word")
-    for word in chosen:
-        if not isinstance(word, str) or not word.strip() or not is_encodable(word):
-            raise InvalidValueError(f"words: {quoted(word)} is not a word")
-    return frozenset(chosen)

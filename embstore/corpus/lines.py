@@ -103,7 +103,14 @@ class Lines:
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise self._decode_error(error, n_newlines, nbytes) from None
+                number = n_newlines + error.object.count(b"\n", 0, error.start) + 1
+                offset = nbytes - len(error.object) + error.start
+                is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+                raise self.error(
+                    number,
+                    f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it "
+                    f"is text, save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8",
+                ) from None
             if text and at_start:
                 text, at_start = text.removeprefix("\ufeff"), False
             if "\0" in text:
@@ -125,16 +132,6 @@ class Lines:
         except (OSError, ValueError) as error:
             raise self.file_error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
         yield b""
-
-    def _decode_error(self, error: UnicodeDecodeError, n_newlines: int, nbytes: int) -> CorpusError:
-        number = n_newlines + error.object.count(b"\n", 0, error.start) + 1
-        offset = nbytes - len(error.object) + error.start
-        is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        return self.error(
-            number,
-            f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it is text, "
-            f"save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8",
-        )
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:

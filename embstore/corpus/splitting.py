@@ -294,15 +294,11 @@ class _Runs(dict[str, tuple[Sequence[str], Sequence[int]]]):
         plain = _PLAIN.fullmatch(run) if self.language == "en" and len(run) <= MAX_WORD else None
         words = list(filter(None, [plain[1], *_HYPHENS.split(plain[2]), *plain[3]])) if plain else []
         # No pattern of English is about letters alone, and these marks are always words; but there may be a rule.
-        if not words or not self.tokenizer.rules.keys().isdisjoint(map("".join, _in_a_row(words))):
+        parts = ("".join(words[start:stop]) for start, stop in combinations(range(len(words) + 1), 2))
+        if not words or not self.tokenizer.rules.keys().isdisjoint(parts):
             words = [token.text for part in _short_runs(run) for token in self.tokenizer(part)]
         self[run] = split = tuple(words), (*map(len, words[:-1]), len(words[-1]) + 1)
         return split
-
-
-def _in_a_row(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield all parts of a sequence without gaps."""
-    return (words[start:stop] for start, stop in combinations(range(len(words) + 1), 2))
 
 
 def _located(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:

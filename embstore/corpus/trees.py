@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.corpus.formats.conllu import DEPREL, FORM, HEAD, UPOS, word_blocks
+from embstore.corpus.formats.conll import DEPREL, FORM, HEAD, UPOS, word_blocks
 from embstore.corpus.lines import Lines
 from embstore.errors import quoted
 
@@ -64,8 +64,10 @@ def iter_trees(lines: Lines) -> Iterator[Tree]:
             raise lines.error(
                 numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}): a tree has one"
             )
-        if ancestry(heads) is None:
-            raise lines.error(numbers[0], "the heads of the sentence beginning here form a cycle, not a tree")
+        try:
+            ancestry(heads)
+        except ValueError:
+            raise lines.error(numbers[0], "the heads of the sentence beginning here form a cycle, not a tree") from None
         words = tuple(" ".join(filter(None, row[FORM].split(" "))) for row in rows)
         marks = np.array([row[UPOS] == PUNCTUATION or row[DEPREL].split(":")[0] == PUNCT for row in rows])
         yield Tree(words, heads, marks, tuple(row[DEPREL] for row in rows))
@@ -88,8 +90,8 @@ def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str
     return heads
 
 
-def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """Return the ancestors of each word, itself included, bool [word, ancestor]; None if the heads form a cycle."""
+def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return the ancestors of each word, itself included, bool [word, ancestor]; ValueError if heads form a cycle."""
     above = np.eye(len(heads), dtype=bool)
     words, reached = np.arange(len(heads)), heads
     for _ in range(len(heads)):
@@ -98,12 +100,12 @@ def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_] | None:
             return above
         above[words, reached] = True
         reached = heads[reached]
-    return None
+    raise ValueError("the heads form a cycle")
 
 
 def tree_depths(heads: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of edges between the root and each word, int64 [words]."""
-    return np.asarray(_ancestry_of_tree(heads).sum(1) - 1)
+    return np.asarray(ancestry(heads).sum(1) - 1)
 
 
 def tree_distances(heads: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -111,13 +113,6 @@ def tree_distances(heads: NDArray[np.int64]) -> NDArray[np.int64]:
 
     With A_i the ancestors of word i, itself included, words i and j are |A_i| + |A_j| - 2 |A_i and A_j| edges apart.
     """
-    above = _ancestry_of_tree(heads).astype(np.float32)
+    above = ancestry(heads).astype(np.float32)
     size = above.sum(1)
     return np.asarray(size[:, None] + size[None, :] - 2 * (above @ above.T)).astype(np.int64)
-
-
-def _ancestry_of_tree(heads: NDArray[np.int64]) -> NDArray[np.bool_]:
-    above = ancestry(heads)
-    if above is None:
-        raise ValueError("the heads form a cycle")
-    return above

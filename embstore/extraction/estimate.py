@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.errors import StorageError
-from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import (
     MAX_POOLED,
     Groups,
@@ -28,9 +28,8 @@ from embstore.extraction.partition import (
     truncated,
 )
 from embstore.extraction.survey import BLOCK, Survey
-from embstore.models.encoder import Encoder, Tokenized
+from embstore.models.encoder import Tokenized
 from embstore.store import Index, Metadata
-from embstore.store.index import Contexts
 from embstore.store.layout import ITEM_NBYTES, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
@@ -119,20 +118,23 @@ def estimate(
 ) -> Estimate:
     """Project the size of a store, and memory and time of its extraction."""
     encoder, options, limit = reader.encoder, reader.options, reader.limit
-    layout, groups, window, batch = (
-        metadata.layout,
-        Groups.of(metadata),
-        options.context_window,
-        options.batch_subwords or 0,
-    )
+    layout, groups = metadata.layout, Groups.of(metadata)
+    window, batch = options.context_window, options.batch_subwords or 0
     place = None if store is None else parse_location(store)
-    folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
+    if isinstance(place, ObjectPath):
+        folder: Path | ObjectPath = place.parent
+    else:
+        folder = next(filter(Path.is_dir, [Path.cwd()] if place is None else place.absolute().parents))
     counted = True
     if window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
         subwords, positions, counted, sample = count_windows(index, groups, reader)
     elif index.contexts is not None:
-        subwords, n_contexts = count_contexts(index.contexts, groups)
-        positions = subwords + n_contexts * encoder.n_specials
+        contexts, bounds = index.contexts, index.contexts.indptr
+        edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
+        # A context that the edge of a group divides is run twice
+        times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
+        subwords = int(((contexts.stop - contexts.start) * times).sum())
+        positions = subwords + int(times.sum()) * encoder.n_specials
         sample = next(reader.passages(Part.of(index, *groups.span(0)))).tokenized
     else:
         sizes = content["n_subwords"]  # sentences without a row are not run
@@ -142,7 +144,7 @@ def estimate(
         sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, limit)
     seconds = None
     if calibrate:
-        rate = calibrated_rate(encoder, sample, positions, metadata, options)
+        rate = calibrated_rate(reader, sample, positions, metadata.layers)
         seconds = None if rate is None else positions / rate
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
@@ -169,14 +171,6 @@ def estimate(
     )
 
 
-def count_contexts(contexts: Contexts, groups: Groups) -> tuple[int, int]:
-    """Return the subwords and the number of all contexts; one that the edge of a group divides is run twice."""
-    bounds = contexts.indptr
-    edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
-    times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
-    return int(((contexts.stop - contexts.start) * times).sum()), int(times.sum())
-
-
 def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, int, bool, Tokenized]:
     """Count the windows of an extraction: subwords, positions (special ones included), whether all rows were counted.
 
@@ -196,9 +190,7 @@ def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, in
     return round(subwords * factor), round(positions * factor), n_rows == groups.layout.n_rows, passages[0].tokenized
 
 
-def calibrated_rate(
-    encoder: Encoder, sample: Tokenized, positions: int, metadata: Metadata, options: ExtractionOptions
-) -> float | None:
+def calibrated_rate(reader: Reader, sample: Tokenized, positions: int, layers: Sequence[int]) -> float | None:
     """Measure positions per second of the encoder, special subwords included, on a batch from each third of the work.
 
     The batches are a small share of the `positions` of the extraction, and are run again where they take little time;
@@ -207,6 +199,7 @@ def calibrated_rate(
     from embstore.models.batched import word_spans
     from embstore.models.running import wait
 
+    encoder, options = reader.encoder, reader.options
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(options.batch_subwords or 1, int(share) // CALIBRATION_BATCHES)
     lengths = np.diff(sample.bounds) + encoder.n_specials
@@ -228,7 +221,7 @@ def calibrated_rate(
     most = max(1, min(CALIBRATIONS, int(SMALL_SHARE * positions) // n_positions))
     while len(times) < most and sum(times) < CALIBRATION_SECONDS:
         start = time.perf_counter()
-        for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **arguments):
+        for pooled in encoder.encode(chosen, spans, layers=layers, **arguments):
             del pooled
         wait(encoder.device)
         times.append(time.perf_counter() - start)
@@ -264,14 +257,6 @@ def resident_nbytes() -> int:
     except OSError:
         return peak_nbytes()
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def existing_folder(path: str | Path | None) -> Path:
-    """Return the nearest existing folder above a path, or the current folder."""
-    folder = Path(path).absolute().parent if path is not None else Path.cwd()
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
 
 
 def format_nbytes(nbytes: int) -> str:

@@ -29,7 +29,7 @@ from embstore.errors import (
 )
 from embstore.executors import iter_results, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
-from embstore.extraction.partition import Part
+from embstore.extraction.partition import Part, Reader
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.worker import Done, Job, RemoteJob, Task, Worker, run_tasks
@@ -178,7 +178,7 @@ def _center(plan: Plan) -> NDArray[np.float32] | None:
     encoder, layout = plan.encoder, plan.layout
     part = Part.of(plan.index, 0, min(layout.n_rows, CENTER_ROWS))
     total = np.zeros((len(layout.layers), layout.hidden_size))
-    for passage in plan.reader.passages(part):
+    for passage in Reader(encoder, plan.options, plan.limit).passages(part):
         spans, encoding = passage.spans, plan.options.encoding
         for pooled in encoder.encode(passage.tokenized, spans, layers=layout.layers, **encoding):
             sources, _ = passage.rows_of(pooled.rows)

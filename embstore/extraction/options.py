@@ -165,12 +165,9 @@ class ExtractionOptions:
     def as_json(self) -> dict[str, Any]:
         """The options in the metadata of a store."""
         document = {name: getattr(self, name) for name in RECORDED} | {"keep": self.keep.as_json()}
-        if self.begin != "auto":
-            document["begin"] = self.begin
-        if self.pack is not None:
-            document["pack"] = self.pack
-        if self.specials:
-            document["specials"] = True
+        for name, usual in (("begin", "auto"), ("pack", None), ("specials", False)):
+            if (value := getattr(self, name)) != usual:
+                document[name] = value
         if self.context != "sentence" or self.min_left is not None:
             document |= {"context": self.context, "min_left": self.min_left}
         if self.context_window is not None:

@@ -28,7 +28,7 @@ from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Survey, survey
 from embstore.extraction.windows import Overlap
 from embstore.html import html_table
-from embstore.models.encoder import Encoder
+from embstore.models.encoder import Encoder, subwords_within
 from embstore.models.loading import encoder_on
 from embstore.models.names import with_begin
 from embstore.progress import reporting
@@ -74,11 +74,6 @@ class Plan:
     def groups(self) -> Groups:
         """The partitions that are encoded together."""
         return Groups.of(self.metadata)
-
-    @property
-    def reader(self) -> Reader:
-        """How its rows become passages of text."""
-        return Reader(self.encoder, self.options, self.limit)
 
     @property
     def n_sentences(self) -> int:
@@ -223,6 +218,9 @@ class Plan:
         options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
         n_given, more = self.n_sentences_to_run, []
         of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
+        shared = f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
+        if not self.encoder.reads_text or options.tokenize == "words":
+            shared = ", of each word by itself"
         together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
         if contexts := self._contexts_as_json():
             text = (
@@ -238,7 +236,7 @@ class Plan:
             *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
             ("sentences", f"{self.n_sentences:,}{of_which}"),
             ("words", f"{self.n_words:,}"),
-            ("subwords", f"{self.n_subwords:,}{self._shared}"),
+            ("subwords", f"{self.n_subwords:,}{shared}"),
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *more,
@@ -259,12 +257,6 @@ class Plan:
             *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),
         ]
-
-    @property
-    def _shared(self) -> str:
-        if not self.encoder.reads_text or self.options.tokenize == "words":
-            return ", of each word by itself"
-        return f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
 
     def _first_sentences(self) -> list[list[str]]:
         return [list(sentence.words) for sentence in self.survey.sample[:N_SHOWN]]
@@ -389,15 +381,10 @@ def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mappin
 def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
     """Return the longest context in subwords, without special ones."""
     own, n_specials = encoder.info.max_subwords, encoder.n_specials
-    name, given = ("context", options.context) if options.is_blocks else ("max length", options.max_length)
-    limit = (UNLIMITED_LENGTH if own is None else own) if given is None else int(given) - n_specials
-    if limit < 1:
-        raise InvalidValueError(
-            f"{name} {given} leaves no space for words: the model adds {n_specials} special subwords to a "
-            f"sentence; give {n_specials + 1} or more"
-        )
-    if own is not None and limit > own:
-        raise InvalidValueError(f"{name} {given} is more than the model accepts: give {own + n_specials} or less")
+    name, length = ("context", options.context) if options.is_blocks else ("max length", options.max_length)
+    if length is None:
+        length = (UNLIMITED_LENGTH if own is None else own) + n_specials
+    limit = subwords_within(name, int(length), encoder.info, n_specials)
     if options.min_left is not None and options.min_left >= limit:
         raise InvalidValueError(
             f"min left {options.min_left} leaves no space in a context of {limit + n_specials} subwords, {n_specials} "
@@ -436,7 +423,7 @@ def _metadata(
             "n_sentences": content.n_sentences,
             "n_words": content.n_words,
             "shared_subwords": content.n_shared,
-            "sha256": content.sha256,
+            "sha256": content.digest.hexdigest(),
         },
         extraction={
             **options.as_json(),

@@ -19,6 +19,8 @@ from embstore.store import Store
 from embstore.store.backend import Reader
 from embstore.store.source import FileSource
 
+_loaded = lru_cache(maxsize=1)(encoder_on)
+
 
 def recompute(reader: Reader, number: int, take: Take, model: str | None) -> None:
     """Encode the partitions again that are encoded together with partition `number`, and give `take` each.
@@ -42,31 +44,20 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
             pass
 
 
-def require_recomputable(store: Store) -> None:
-    """Raise InvalidValueError for a store whose rows no model of this package has made."""
-    needed = {"batching", "compute_dtype", "batch_subwords", "max_length", "group_partitions"} - set(
-        store.metadata.extraction
-    )
-    if needed or not store.metadata.model.get("weights_sha256"):
+def encoder_of(store: Store, place: str | None = None) -> Encoder:
+    """Load the model of a store, from `place` if that is known, to compute as it did; it is loaded once."""
+    model, extraction = store.metadata.model, store.metadata.extraction
+    needed = {"batching", "compute_dtype", "batch_subwords", "max_length", "group_partitions"}
+    if not needed <= extraction.keys() or not model.get("weights_sha256"):
         raise InvalidValueError(
             f"{store.path} cannot be computed again: it was not made by `embstore extract` but imported or exported"
         )
-
-
-def encoder_of(store: Store, place: str | None = None) -> Encoder:
-    """Load the model of a store, from `place` if that is known, to compute as it did; it is loaded once."""
-    require_recomputable(store)
-    model, extraction = store.metadata.model, store.metadata.extraction
     place = find_model(store, place)
-    encoder = _loaded(settings().device, place, extraction["compute_dtype"], model["revision"])
+    options = {"compute_dtype": extraction["compute_dtype"], "revision": model["revision"]}
+    encoder = _loaded(settings().device, place, **options)
     require_same_model(store, encoder, place)
     try:
         encoder.use_batching(extraction["batching"])
     except InvalidValueError as error:
         raise ModelError(f"{store.path} cannot be computed again on {encoder.device}: {error}") from None
     return encoder
-
-
-@lru_cache(maxsize=1)
-def _loaded(device: str, place: str, compute_dtype: str, revision: str | None) -> Encoder:
-    return encoder_on(device, place, compute_dtype=compute_dtype, revision=revision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -41,21 +41,15 @@ def require_same_options(planned: Metadata, stored: Metadata, *, path: Path | Ob
 
 
 def _require_equal(name: str, planned: Any, stored: Any, path: Path | ObjectPath) -> None:
-    for key, now, then in _differences(name, planned, stored):
-        if key not in IGNORED:
-            raise StoreMismatchError(
-                f"{path} was made with {key} {then!r}, this plan has {now!r}: "
-                "give the same corpus and options again, or another path for the store"
-            )
-
-
-def _differences(name: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, planned, stored) for all values that differ."""
-    if isinstance(now, Mapping) and isinstance(then, Mapping):
-        for key in (*now, *(key for key in then if key not in now)):
-            yield from _differences(f"{name}.{key}", now.get(key), then.get(key))
-    elif now != then:
-        yield name, now, then
+    """Raise StoreMismatchError for the first value that differs; `name`: its key, dotted."""
+    if isinstance(planned, Mapping) and isinstance(stored, Mapping):
+        for key in (*planned, *(key for key in stored if key not in planned)):
+            _require_equal(f"{name}.{key}", planned.get(key), stored.get(key), path)
+    elif planned != stored and name not in IGNORED:
+        raise StoreMismatchError(
+            f"{path} was made with {name} {stored!r}, this plan has {planned!r}: "
+            "give the same corpus and options again, or another path for the store"
+        )
 
 
 def check_store(path: Path | ObjectPath, corpus: Corpus, options: ExtractionOptions) -> None:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from embstore.corpus import Corpus
 from embstore.corpus.keep import blocks_of
 from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
-from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
+from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.models.encoder import Encoder, Scope, Split, ragged_indices, word_characters
+from embstore.models.encoder import Encoder, Indices, Scope, Split, ragged_indices, word_characters
 from embstore.store.index import KINDS, SPECIAL, Field, field_text
 from embstore.store.metadata import Dropped
 from embstore.store.storage.files import TOO_MANY_FILES, allow_files
@@ -40,7 +40,6 @@ NO_SUBWORD = "no subword: the tokenizer, or the table of words, has nothing for 
 TOO_LONG = "beyond the length limit"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
-_Numbers = NDArray[np.int64]
 
 
 class Column:
@@ -135,10 +134,6 @@ class Documents:
 
     def _number(self, name: str, value: Any) -> int:
         if name not in self.numbers:
-            try:
-                check_column_name(name)
-            except InvalidValueError as error:
-                raise CorpusError(str(error).replace("label column", "field of documents", 1)) from None
             self.numbers[name], self._codes[name] = numbering(), Column()
         if isinstance(value, np.generic):
             value = value.item()
@@ -223,10 +218,6 @@ class Survey:
     @property
     def n_units(self) -> int:
         return len(self.columns["type"])
-
-    @property
-    def sha256(self) -> str:
-        return self.digest.hexdigest()
 
 
 def survey(
@@ -350,7 +341,7 @@ def _survey_block(
     content.n_subwords += len(split.ids)
 
 
-def _with_separators(split: Split, documents: _Numbers, before: int, separator: int) -> tuple[Split, _Numbers]:
+def _with_separators(split: Split, documents: Indices, before: int, separator: int) -> tuple[Split, Indices]:
     """Put a subword of no word before each document but the corpus's first; also returns their numbers.
 
     `documents`: of each sentence; `before`: of the sentence before.
@@ -388,12 +379,12 @@ class _Units:
     of the unit. `in_pair`: whether it is the special subwords between the texts of a pair.
     """
 
-    first_word: _Numbers
-    sentence: _Numbers
-    position: _Numbers
-    start: _Numbers
-    stop: _Numbers
-    n_words: _Numbers
+    first_word: Indices
+    sentence: Indices
+    position: Indices
+    start: Indices
+    stop: Indices
+    n_words: Indices
     in_pair: NDArray[np.bool_]
 
     @classmethod
@@ -440,7 +431,7 @@ def _check_pairs(encoder: Encoder, options: ExtractionOptions) -> None:
 
 
 def _with_specials(
-    content: Survey, columns: Mapping[str, NDArray[Any]], encoder: Encoder, n_words: _Numbers, n_subwords: _Numbers
+    content: Survey, columns: Mapping[str, NDArray[Any]], encoder: Encoder, n_words: Indices, n_subwords: Indices
 ) -> dict[str, NDArray[Any]]:
     """Add a row for each special subword of the sentences of a block that have a subword.
 
@@ -485,7 +476,7 @@ def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Enco
 
 
 def _add_text(
-    content: Survey, block: Sequence[Sentence], split: Split, starts: _Numbers, stops: _Numbers, *, spans: bool
+    content: Survey, block: Sequence[Sentence], split: Split, starts: Indices, stops: Indices, *, spans: bool
 ) -> None:
     """Add the text of a block, with the characters of subwords if these are `spans`."""
     pieces = [sentence.text.encode() for sentence in block]

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.extraction.options import ExtractionOptions
-from embstore.models.encoder import Spans, Tokenized, ragged_indices
+from embstore.models.encoder import Indices, Spans, Tokenized, ragged_indices
 
-_Numbers = NDArray[np.int64]
 CUT_TOGETHER = 2**12  # contexts that are cut at a time
 DEFAULT_SHARE = 4  # where min_left is not given, a quarter of a block overlaps
 
@@ -45,8 +43,8 @@ class Places:
     A word without a subword is at the end of the word before.
     """
 
-    first: _Numbers
-    last: _Numbers
+    first: Indices
+    last: Indices
 
     def start_of(self, subword: int) -> int:
         """Return where the word that is before and behind the start of a subword begins, else the subword itself."""
@@ -59,7 +57,7 @@ class Places:
         return int(self.first[max(0, word - n_words)]) if word >= 0 else subword
 
 
-def cut_texts(bounds: _Numbers, limit: int, overlap: Overlap, words: Callable[[int], Places]) -> Iterator[_Numbers]:
+def cut_texts(bounds: Indices, limit: int, overlap: Overlap, words: Callable[[int], Places]) -> Iterator[Indices]:
     """Cut texts into contexts of at most `limit` subwords; yields int64 [n, 3], in the order of the corpus.
 
     `bounds`: int64 [texts + 1], the subwords of each text. `words`: the words of a text that is longer than the limit.
@@ -107,33 +105,33 @@ class Targets:
     `context`: counted in the passage. `words_from`, `words_to`: the words that it consists of, counted as in `Places`.
     """
 
-    context: _Numbers
-    start: _Numbers
-    stop: _Numbers
-    words_from: _Numbers
-    words_to: _Numbers
+    context: Indices
+    start: Indices
+    stop: Indices
+    words_from: Indices
+    words_to: Indices
 
 
 @dataclass(frozen=True)
 class Fan:
     """Which rows of a passage get the vector of a span; several if windows are equal."""
 
-    _rows: _Numbers
-    _indptr: _Numbers
+    _rows: Indices
+    _indptr: Indices
 
     @classmethod
-    def of(cls, span_of_row: _Numbers, n_spans: int) -> Fan:
+    def of(cls, span_of_row: Indices, n_spans: int) -> Fan:
         rows = np.argsort(span_of_row, kind="stable")
         return cls(rows, np.searchsorted(span_of_row[rows], np.arange(n_spans + 1)))
 
-    def rows_of(self, spans: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def rows_of(self, spans: Indices) -> tuple[Indices, Indices]:
         """Return for each row of some spans the index of its span in `spans`, and the row."""
         counts = self._indptr[spans + 1] - self._indptr[spans]
         return np.repeat(np.arange(len(spans)), counts), self._rows[ragged_indices(self._indptr[spans], counts)]
 
 
 def cut_windows(
-    tokenized: Tokenized, targets: Targets, width: int, words: Places, begins: _Numbers, *, causal: bool
+    tokenized: Tokenized, targets: Targets, width: int, words: Places, begins: Indices, *, causal: bool
 ) -> tuple[Tokenized, Spans, Fan]:
     """Cut the window of every target; returns the distinct ones as texts, and the spans in them.
 
@@ -159,18 +157,13 @@ def cut_windows(
         size = len(tokenized.ids) + 1
         places, place = np.unique(begin * size + end, return_inverse=True)
         begins, ends = places // size, places % size
-    distinct, same = _equal_runs(tokenized, begins, ends)
+    number_of: dict[bytes, int] = {}  # of the first window with these subwords
+    runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
+    firsts = [number_of.setdefault(tokenized.ids[one:other].tobytes(), number) for number, (one, other) in runs]
+    distinct, same = np.unique(np.array(firsts, np.int64), return_inverse=True)
     window = same[place]
     longest = int((ends - begins).max(initial=0)) + 1
     from_start, from_stop = start - begins[place], stop - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
     return tokenized.runs(begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
-
-
-def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals."""
-    first: dict[bytes, int] = {}
-    runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
-    like = [first.setdefault(tokenized.ids[begin:end].tobytes(), number) for number, (begin, end) in runs]
-    return np.unique(np.array(like, np.int64), return_inverse=True)

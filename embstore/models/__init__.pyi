@@ -1,7 +1,7 @@
+from .checkpoint import convert_gguf as convert_gguf
 from .checkpoint import save_untrained as save_untrained
 from .encoder import Encoder as Encoder
 from .generating import generate as generate
-from .gguf import convert_gguf as convert_gguf
 from .loading import bag_encoder as bag_encoder
 from .loading import load_encoder as load_encoder
 from .loading import model_kind as model_kind

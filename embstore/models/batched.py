@@ -40,6 +40,7 @@ PROBES = (
     Sentence(("the", "the", "Straße", "naïve", "日本", "…", "x_1", "ok")),
 )
 
+States = Mapping[int, torch.Tensor]  # of one sentence by layer, each [n_subwords, features]
 Forward = Callable[[Callable[..., None]], None]  # runs a batch and passes on each layer, and site
 # The spans of a batch (their rows, first positions among those that are run, and lengths), and what runs them.
 Prepared = tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Forward]
@@ -85,7 +86,7 @@ class BatchedEncoder(Encoder):
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
-        self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
+        self.runner = SplittingRunner(device)
         self._launched: deque[Any] = deque()
         self._fastest_of: dict[tuple[Any, ...], str] = {}
 
@@ -284,7 +285,8 @@ class BatchedEncoder(Encoder):
         layers = [layer for layer in layers if layer or site == RESIDUAL]
         vectors = np.empty((len(layers), len(spans.sentence), self.site_sizes([site])[site]), np.float32)
         for sentence in np.unique(spans.sentence).tolist():
-            states = self.plain_states(tokenized, sentence, attention_window, site, deepest)
+            alone = tokenized.runs(tokenized.bounds[[sentence]], tokenized.bounds[[sentence + 1]])
+            states = self.plain_states(alone, attention_window, site, deepest)
             rows = np.flatnonzero(spans.sentence == sentence).tolist()
             for index, layer in enumerate(layers):
                 state = states[layer].float().cpu().numpy()
@@ -310,12 +312,10 @@ class BatchedEncoder(Encoder):
         return False
 
     @abstractmethod
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features].
 
-        Those above `deepest` may be left out.
+        `reach`: of an attention window. Layers above `deepest` may be left out.
         """
 
     @abstractmethod
@@ -343,19 +343,17 @@ class BatchedEncoder(Encoder):
         return RunningBatch(rows[pool.order], vectors, done, tuple(work.sites))
 
 
-def fastest(
-    batchings: Sequence[str], run: Callable[[str], object], *, seconds: Callable[[], float] = perf_counter
-) -> str:
+def fastest(batchings: Sequence[str], run: Callable[[str], object]) -> str:
     """Return the batching with the shortest `run` of a few rounds, after a warm-up; an earlier one if it is as good."""
     shortest = dict.fromkeys(batchings, float("inf"))
-    began = seconds()
+    began = perf_counter()
     for number in range(1 + TIMED_ROUNDS):
         for batching in batchings:
-            started = seconds()
+            started = perf_counter()
             run(batching)
             if number:
-                shortest[batching] = min(shortest[batching], seconds() - started)
-        if number and seconds() - began > TIMED_SECONDS:
+                shortest[batching] = min(shortest[batching], perf_counter() - started)
+        if number and perf_counter() - began > TIMED_SECONDS:
             break
     return next(name for name in batchings if shortest[name] <= AS_GOOD * min(shortest.values()))
 
@@ -370,8 +368,8 @@ def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
     start = np.flatnonzero(begins)
     stop, sentence = np.append(start[1:], len(begins))[: len(start)], sentence[start]
     start, stop = start - tokenized.bounds[sentence], stop - tokenized.bounds[sentence]
-    spans = Spans(sentence, start, stop)
-    return spans if limit is None else spans.where(stop <= limit)
+    some = slice(None) if limit is None else stop <= limit
+    return Spans(sentence[some], start[some], stop[some])
 
 
 def pool_plainly(subwords: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:

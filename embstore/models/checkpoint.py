@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from tokenizers.processors import TemplateProcessing
-from torch import nn
 
 from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError
@@ -93,7 +92,20 @@ def load(model: str | Path, place: Place, *, dtype: torch.dtype | None, revision
     fits = memory_needed(f"the model {str(model)!r}", place.main)
     with quiet(), ThreadPoolExecutor(1) as other, fits:
         sha256 = other.submit(sha256_of, checkpoint.files)
-        network, missing = _load_network(checkpoint.folder, config, dtype, place)
+        # Of an encoder-decoder the encoder is used
+        text_encoders = transformers.AutoModelForTextEncoding
+        kind: Any = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
+        options = place.options()
+        offloaded = None if place.device_map is None else tempfile.mkdtemp(prefix="embstore-")  # for experts on disk
+        network, report = read_network(kind, checkpoint.folder, config, dtype, **options, offload_folder=offloaded)
+        if offloaded is not None:
+            weakref.finalize(network, shutil.rmtree, offloaded, ignore_errors=True)
+        tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
+        missing = {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
+        network = network if options else network.to(place.main)
+        require_finite_weights(network, str(checkpoint.folder), but=missing)
+        if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
+            network = network.get_encoder()
     return Loaded(
         network.eval(),
         checkpoint.tokenizer,
@@ -152,8 +164,16 @@ def _why(error: Exception) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder after checking that all of them can be read."""
-    files = [folder / name for name in _weight_names(folder)]
+    """Return the safetensors files of a folder that transformers loads, after checking that all can be read."""
+    files, index = [folder / WEIGHTS], folder / WEIGHTS_INDEX
+    if not files[0].is_file() and index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            if outside := [name for name in names if Path(name).name != name]:
+                raise ValueError(f"{outside[0]!r} is not the name of a file in its folder")
+        except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as error:
+            raise ModelError(f"{str(index)!r} is not a safetensors index: {reason(error)}") from error
+        files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
             pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
@@ -175,20 +195,6 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _weight_names(folder: Path) -> list[str]:
-    """Return the names of the weight files that transformers loads: the single one, else those of the index."""
-    index = folder / WEIGHTS_INDEX
-    if (folder / WEIGHTS).is_file() or not index.is_file():
-        return [WEIGHTS]
-    try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if outside := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{outside[0]!r} is not the name of a file in its folder")
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as error:
-        raise ModelError(f"{str(index)!r} is not a safetensors index: {reason(error)}") from error
-    return names
-
-
 def _config(folder: Path) -> Any:
     if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise ModelError(f"the folder {str(folder)!r} cannot be read: permission denied")
@@ -203,6 +209,7 @@ def _config(folder: Path) -> Any:
 
 
 def _tokenizer(folder: Path, begin: str) -> Any:
+    """Load a tokenizer; `begin`: "bos:" for one special token before each text, "nobos:" for none anywhere, or ""."""
     # Without this check transformers builds an empty tokenizer for some architectures, without a warning.
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
@@ -215,39 +222,14 @@ def _tokenizer(folder: Path, begin: str) -> Any:
     except Exception as error:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
     if begin:
-        _set_begin(tokenizer, begin, folder)
+        token = tokenizer.bos_token or tokenizer.eos_token  # GPT-2 has one token for both
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None or (begin == "bos:" and token is None):
+            what = "has no fast form" if backend is None else "has no token that begins a text"
+            raise ModelError(f"the tokenizer of {str(folder)!r} {what}: leave out {begin}")
+        given = ([token, "$A"], [(token, backend.token_to_id(token))]) if begin == "bos:" else (["$A"], [])
+        backend.post_processor = TemplateProcessing(single=given[0], special_tokens=given[1])
     return tokenizer
-
-
-def _set_begin(tokenizer: Any, begin: str, folder: Path) -> None:
-    """Have a tokenizer put one special token before each text ("bos:"), or none anywhere ("nobos:")."""
-    token = tokenizer.bos_token or tokenizer.eos_token  # GPT-2 has one token for both
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or (begin == "bos:" and token is None):
-        what = "has no fast form" if backend is None else "has no token that begins a text"
-        raise ModelError(f"the tokenizer of {str(folder)!r} {what}: leave out {begin}")
-    given = ([token, "$A"], [(token, backend.token_to_id(token))]) if begin == "bos:" else (["$A"], [])
-    backend.post_processor = TemplateProcessing(single=given[0], special_tokens=given[1])
-
-
-def _load_network(
-    folder: Path, config: Any, dtype: torch.dtype, place: Place
-) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Return the network, of an encoder-decoder its encoder, and the parameters that the files do not contain."""
-    text_encoders = transformers.AutoModelForTextEncoding
-    kind: Any = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
-    has_decoder = getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel
-    options = place.options()
-    offloaded = None if place.device_map is None else tempfile.mkdtemp(prefix="embstore-")  # experts are written there
-    network, report = read_network(kind, folder, config, dtype, **options, offload_folder=offloaded)
-    if offloaded is not None:
-        weakref.finalize(network, shutil.rmtree, offloaded, ignore_errors=True)
-    tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
-    missing = {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
-    if not options:
-        network = network.to(place.main)
-    require_finite_weights(network, str(folder), but=missing)
-    return network.get_encoder() if has_decoder else network, missing
 
 
 def language_model(checkpoint: Checkpoint, place: Place, name: str, dtype: torch.dtype) -> Any:
@@ -316,6 +298,33 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
     return out
 
 
+@checked
+def convert_gguf(file: str | Path, folder: str | Path) -> Path:
+    """Save the model of a GGUF file as safetensors in float32, with its tokenizer; returns the folder.
+
+    Quantized weights are dequantized. `folder`: a new folder, written atomically. Needs the package gguf. Raises
+    ModelError, in one line, for a file that transformers cannot read, StorageError if the folder exists.
+    """
+    out, source = Path(folder), Path(file)
+    if out.exists():
+        raise StorageError(f"{out} exists already: give a new folder")
+    given: dict[str, Any] = {"gguf_file": source.name}
+    auto: Any = transformers.AutoModelForCausalLM
+    with quiet():
+        try:
+            quantized = auto.from_pretrained(source.parent, dtype=torch.float32, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source.parent, **given)
+        except Exception as error:
+            raise ModelError(f"the model {str(source)!r} cannot be read as GGUF: {reason(error)}") from error
+        del quantized.config.quantization_config
+        model = auto.from_config(quantized.config)
+        model.load_state_dict(quantized.state_dict())
+        with replacing(out) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+    return out
+
+
 def config_sha256(folder: Path) -> str:
     """Return a hash of the fields of config.json that vectors may depend on."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
@@ -354,21 +363,16 @@ def quiet() -> Iterator[None]:
     """Keep transformers and the hub from writing progress bars and advice inside the block."""
     logs: Any = transformers.utils.logging
     hub: Any = huggingface_hub.utils
-    verbosity = logs.get_verbosity()
-    bars = logs.is_progress_bar_enabled()
-    hub_bars = not hub.are_progress_bars_disabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    hub.disable_progress_bars()
     offloading = logging.getLogger("accelerate.big_modeling")
-    level = offloading.level
-    offloading.setLevel(logging.ERROR)
-    try:
+    with ExitStack() as before:
+        before.callback(logs.set_verbosity, logs.get_verbosity())
+        before.callback(offloading.setLevel, offloading.level)
+        if logs.is_progress_bar_enabled():
+            before.callback(logs.enable_progress_bar)
+        if not hub.are_progress_bars_disabled():
+            before.callback(hub.enable_progress_bars)
+        logs.set_verbosity_error()
+        logs.disable_progress_bar()
+        hub.disable_progress_bars()
+        offloading.setLevel(logging.ERROR)
         yield
-    finally:
-        logs.set_verbosity(verbosity)
-        offloading.setLevel(level)
-        if bars:
-            logs.enable_progress_bar()
-        if hub_bars:
-            hub.enable_progress_bars()

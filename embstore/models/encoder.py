@@ -13,18 +13,19 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Document, Sentence
-from embstore.errors import InvalidValueError, ModelError, check_whole
-from embstore.store.layout import RESIDUAL, SITES
+from embstore.errors import InvalidValueError, ModelError, check_choice, check_whole
+from embstore.store.layout import RESIDUAL, SITES, resolve_layers
 from embstore.store.text import ragged_indices as ragged_indices
 
 Pooling = Literal["mean", "first", "last", "max"]
 Scope = Literal["sentence", "document"]
 By = Literal["text", "words"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+Indices = NDArray[np.int64]
 MAX_BATCH_SUBWORDS = 1 << 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """Identity of a model, as recorded in the metadata of a store.
 
@@ -35,13 +36,13 @@ class ModelInfo:
 
     name: str
     architecture: str
-    revision: str | None
+    revision: str | None = None
     weights_sha256: str
     tokenizer_sha256: str
     num_hidden_layers: int
     hidden_size: int
-    max_subwords: int | None
-    final_norm: bool
+    max_subwords: int | None = None
+    final_norm: bool = False
     config_sha256: str | None = None
 
 
@@ -55,14 +56,14 @@ class Tokenized:
     """
 
     ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-    words: NDArray[np.int64] | None = None
-    types: NDArray[np.int64] | None = None
+    bounds: Indices
+    words: Indices | None = None
+    types: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def runs(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Tokenized:
+    def runs(self, begins: Indices, ends: Indices) -> Tokenized:
         """Copy runs of subwords `[begin, end)` as texts of their own."""
         chosen = ragged_indices(begins, ends - begins)
         words, types = (None if column is None else column[chosen] for column in (self.words, self.types))
@@ -84,13 +85,13 @@ class Split:
     """
 
     ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-    indptr: NDArray[np.int64]
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
+    bounds: Indices
+    indptr: Indices
+    first: Indices
+    last: Indices
     start: NDArray[np.int32]
     stop: NDArray[np.int32]
-    types: NDArray[np.int64] | None = None
+    types: Indices | None = None
 
     @property
     def tokenized(self) -> Tokenized:
@@ -98,12 +99,12 @@ class Split:
         return Tokenized(self.ids, self.bounds, self.words, self.types)
 
     @property
-    def words(self) -> NDArray[np.int64]:
+    def words(self) -> Indices:
         """The number of the word of each subword, int64 [n_subwords]: the last one that begins there or before."""
         return words_of_subwords(self.first, self.last, self.bounds, self.indptr)
 
 
-def word_characters(sentences: Sequence[Sentence]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def word_characters(sentences: Sequence[Sentence]) -> tuple[Indices, Indices, Indices]:
     """Return where the words of each sentence begin and end, [n_sentences + 1], and the characters of each word.
 
     Both, [n_words], are counted from the beginning of the sentence's `text`.
@@ -115,9 +116,7 @@ def word_characters(sentences: Sequence[Sentence]) -> tuple[NDArray[np.int64], N
     return bounds, starts, starts + lengths
 
 
-def words_of_subwords(
-    first: NDArray[np.int64], last: NDArray[np.int64], bounds: NDArray[np.int64], indptr: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def words_of_subwords(first: Indices, last: Indices, bounds: Indices, indptr: Indices) -> Indices:
     """Return the number of the word of each subword: that in which it begins, or the one before; int64 [n_subwords].
 
     Those before the first word of their sentence have this one. The arguments are as in `Split`.
@@ -136,20 +135,16 @@ class Spans:
     subword, without special ones.
     """
 
-    sentence: NDArray[np.int64]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
-
-    def where(self, mask: NDArray[np.bool_]) -> Spans:
-        """Return the spans for which `mask`, bool [n_spans], is True."""
-        return Spans(self.sentence[mask], self.start[mask], self.stop[mask])
+    sentence: Indices
+    start: Indices
+    stop: Indices
 
 
 @dataclass(frozen=True)
 class Pooled:
     """Vectors of spans at one site: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, features]."""
 
-    rows: NDArray[np.int64]
+    rows: Indices
     vectors: torch.Tensor
     site: str = RESIDUAL
 
@@ -237,9 +232,7 @@ class Encoder(ABC):
         """Return the id of the token "eos" or "bos", which is put between packed documents."""
         raise ModelError(f"{self.info.architecture} has no token {name} between documents: leave out pack")
 
-    def pair_types(
-        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def pair_types(self, bounds: Indices, first: Indices, last: Indices) -> Indices | None:
         """Return the token types of sentences of which some are pairs, as in `Split.types`.
 
         `bounds`: of the subwords of all sentences; those between the texts of a pair are `[first, last)`.
@@ -320,15 +313,17 @@ class Encoder(ABC):
         `n_features`: of a row, in all layers and sites.
         """
 
+    @property
+    def inner_sizes(self) -> Mapping[str, int]:
+        """Return the features of a vector at each site inside the blocks that is known."""
+        return {}
+
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
         """Return the features of a vector at each of these sites, in the order of SITES.
 
         Raises ModelError for a site that this model does not have.
         """
-        return self._known_sizes(sites, {})
-
-    def _known_sizes(self, sites: Sequence[str], others: Mapping[str, int]) -> dict[str, int]:
-        sizes = {RESIDUAL: self.info.hidden_size, **others}
+        sizes = {RESIDUAL: self.info.hidden_size} | (dict(self.inner_sizes) if set(sites) - {RESIDUAL} else {})
         for site in sites:
             if site not in sizes:
                 raise ModelError(
@@ -341,23 +336,33 @@ def check_arguments(
     info: ModelInfo, layers: Sequence[int], pooling: str, batch_subwords: int = 1, attention_window: int | None = None
 ) -> tuple[int, ...]:
     """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
-    chosen = tuple(int(layer) for layer in layers)
-    for layer in chosen:
-        if not 0 <= layer <= info.num_hidden_layers:
-            raise InvalidValueError(
-                f"there is no layer {layer}; {info.name!r} has layers 0 to {info.num_hidden_layers}"
-            )
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
-    if pooling not in POOLINGS:
-        raise InvalidValueError(f"unknown pooling {pooling!r}; allowed are {', '.join(POOLINGS)}")
+    chosen = resolve_layers(layers, range(info.num_hidden_layers + 1), absent=f"of {info.name!r} does not exist")
+    if len(set(chosen)) < len(chosen):
+        raise InvalidValueError(f"the layers {list(chosen)} are not allowed: name each once")
+    check_choice("pooling", pooling, POOLINGS)
     check_whole("batch subwords", batch_subwords, 1, MAX_BATCH_SUBWORDS)
     if attention_window is not None:
         check_whole("attention window", attention_window, 0, unit="words")
     return chosen
 
 
-def indptr(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def subwords_within(name: str, length: int, info: ModelInfo, n_specials: int) -> int:
+    """Return the subwords of a context of a given length, without special ones; `name`: of the length, for errors.
+
+    Raises InvalidValueError if nothing fits, or if the model accepts fewer.
+    """
+    most = info.max_subwords
+    if length <= n_specials:
+        raise InvalidValueError(
+            f"{name} {length} leaves no space for words: the model adds {n_specials} special subwords to a sentence; "
+            f"give {n_specials + 1} or more"
+        )
+    if most is not None and length > most + n_specials:
+        raise InvalidValueError(f"{name} {length} is more than the model accepts: give {most + n_specials} or less")
+    return length - n_specials
+
+
+def indptr(lengths: Indices) -> Indices:
     """Return the bounds of consecutive runs of `lengths`: int64 [n + 1]."""
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +15,7 @@ import transformers
 
 from embstore.arguments import Range, checked
 from embstore.config import settings
-from embstore.corpus.formats.jsonl import parse_object
-from embstore.corpus.formats.rows import is_chat
+from embstore.corpus.formats.tables import is_chat, parse_object
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import InvalidValueError, StorageError, quoted
@@ -23,7 +23,7 @@ from embstore.models.checkpoint import Checkpoint, language_model, open_checkpoi
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer.chat import Chats
-from embstore.models.transformer.probing import longest_sentence
+from embstore.models.transformer.network import longest_sentence
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import reporting
 from embstore.store.storage.files import replacing
@@ -96,11 +96,8 @@ def generate(
         raise InvalidValueError(f"{path} has another suffix than .jsonl, which the corpus is written as")
     if path.exists():
         raise StorageError(f"{path} exists already: give a new file")
-    rows, checkpoint, place = (
-        list(_rows(prompts)),
-        open_checkpoint(model, revision=revision),
-        Place.of(settings().device),
-    )
+    rows, place = list(_rows(prompts)), Place.of(settings().device)
+    checkpoint = open_checkpoint(model, revision=revision)
     texts, ids, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
     prefix = list(subwords.specials.prefix)
     continued: list[list[int]] = []
@@ -138,7 +135,12 @@ def generate(
 def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict[str, Any]]]:
     """Yield each prompt, a text or a chat, and the fields of its document."""
     number = -1
-    for number, prompt in enumerate(_read(Path(prompts)) if isinstance(prompts, str | Path) else prompts):
+    if isinstance(prompts, str | Path):
+        is_json = re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", str(prompts))
+        lines = Lines(Path(prompts), kind="file of prompts")
+        parse: Callable[[str], Prompt] = parse_object if is_json else str
+        prompts = (prompt for _, prompt in lines.parsed(parse))
+    for number, prompt in enumerate(prompts):
         fields: dict[str, Any] = {}
         if isinstance(prompt, Mapping):
             name = next((name for name in ("text", "prompt", "messages") if name in prompt), None)
@@ -154,17 +156,6 @@ def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict
         yield prompt, fields
     if number < 0:
         raise InvalidValueError("there are no prompts: give one or more")
-
-
-def _read(path: Path) -> Iterator[Prompt]:
-    is_json = path.name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
-    lines = Lines(path, kind="file of prompts")
-    for number, line in enumerate(lines, 1):
-        try:
-            if line.strip():
-                yield parse_object(line) if is_json else line
-        except InvalidValueError as error:
-            raise lines.error(number, str(error)) from None
 
 
 def _tokenized(

@@ -82,7 +82,8 @@ def encoder_on(
     if static is not None:
         kind, target = static
         if kind == "subwords":
-            return _subwords(target, place.main, compute_dtype, revision)
+            loaded = load(target, Place(place.main), dtype=_dtype(compute_dtype, place.main), revision=revision)
+            return StaticEncoder(SubwordTable(loaded), name=f"subwords:{target}", source=f"subwords:{target}")
         if kind == "random":
             table = RandomVectors(int(target))
             return _vectors(table, "random", 0, place.main, compute_dtype, name=f"random:{int(target)}")
@@ -172,11 +173,6 @@ def _vectors(
         source = name if (missing, seed) == ("random", 0) else ""
     words = WordTable(table, missing=missing, seed=seed, device=device, dtype=_dtype(compute_dtype, device))
     return StaticEncoder(words, name=name or "word vectors", source=source)
-
-
-def _subwords(model: str | Path, device: torch.device, compute_dtype: str, revision: str | None) -> StaticEncoder:
-    loaded = load(model, Place(device), dtype=_dtype(compute_dtype, device), revision=revision)
-    return StaticEncoder(SubwordTable(loaded), name=f"subwords:{model}", source=f"subwords:{model}")
 
 
 def _dtype(compute_dtype: str, device: torch.device) -> torch.dtype:

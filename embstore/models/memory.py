@@ -5,19 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
 
 import torch
 
 from embstore.errors import DeviceMemoryError, ModelError, SmallerBatchesWarning
 from embstore.models.batching import Batch
+from embstore.models.running import RunningBatch
 
 SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)  # batch sizes that may be chosen, in subwords
 SHARE = 0.5  # of the free memory that a batch may take: the allocator reserves more than is in use
 ADVICE = "end what else uses it, choose compute dtype float16 or a smaller model, or run on the cpu"
 _MESSAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-
-T = TypeVar("T")
 
 
 def fitting_batch(free_nbytes: int, *, position_nbytes: int, held: Callable[[int], int] = lambda size: 0) -> int:
@@ -64,7 +62,7 @@ def memory_needed(task: str, device: torch.device, *, advice: str = ADVICE) -> I
         raise
 
 
-class SplittingRunner(Generic[T]):
+class SplittingRunner:
     """Runs batches and splits those that do not fit into the memory, down to single sentences.
 
     `max_positions`: the size that later batches are split to, for every later call; None until a batch does not fit.
@@ -75,8 +73,8 @@ class SplittingRunner(Generic[T]):
         self._device = device
 
     def run(
-        self, batches: Iterable[Batch], run: Callable[[Batch], T], split: Callable[[Batch], Sequence[Batch]]
-    ) -> Iterator[T | None]:
+        self, batches: Iterable[Batch], run: Callable[[Batch], RunningBatch], split: Callable[[Batch], Sequence[Batch]]
+    ) -> Iterator[RunningBatch | None]:
         """Yield `run(batch)` for each batch, or None when memory is short: the caller should free what it holds.
 
         `split` makes two or more batches of one. Raises DeviceMemoryError if a single sentence does not fit.
@@ -117,7 +115,7 @@ class SplittingRunner(Generic[T]):
             finally:
                 self.max_positions = before
 
-    def _try(self, batch: Batch, run: Callable[[Batch], T]) -> tuple[T | None, bool]:
+    def _try(self, batch: Batch, run: Callable[[Batch], RunningBatch]) -> tuple[RunningBatch | None, bool]:
         """Run a batch; returning frees the tensors that the error would keep alive."""
         try:
             return run(batch), True

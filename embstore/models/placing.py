@@ -31,14 +31,12 @@ class Place:
     device_map: DeviceMap | None = None
 
     @classmethod
-    def of(cls, device: str | torch.device, device_map: DeviceMap | None = None) -> Place:
+    def of(cls, device: str, device_map: DeviceMap | None = None) -> Place:
         """Choose a device, or the devices of a map; "auto", or the device "split", leaves the map to `accelerate`.
 
         Raises InvalidValueError for a device that is not here, and where `accelerate` is missing.
         """
         device_map = "auto" if device == SPLIT else device_map
-        if isinstance(device, torch.device):
-            return cls(device)
         if device_map is None:
             return cls(choose_device(device))
         if find_spec("accelerate") is None:

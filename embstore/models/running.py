@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.models.batching import Batch
-from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized, ragged_indices
+from embstore.models.encoder import Indices, Pooled, Pooling, Spans, Tokenized, ragged_indices
 from embstore.store.layout import RESIDUAL
-
-_Indices = NDArray[np.int64]
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -59,16 +57,12 @@ class SpanWork:
     attention_window: int | None
     sites: Mapping[str, int]
     on_device: bool
-    starts: _Indices
-    lengths: _Indices
-    first_span: _Indices
-    n_spans: _Indices
+    starts: Indices
+    lengths: Indices
+    first_span: Indices
+    n_spans: Indices
 
-    def layers_of(self, site: str) -> tuple[int, ...]:
-        """Return the layers of a site: layer 0 has no block."""
-        return self.layers if site == RESIDUAL else tuple(layer for layer in self.layers if layer)
-
-    def spans_of(self, batch: Batch, *, before: int) -> tuple[_Indices, _Indices, _Indices]:
+    def spans_of(self, batch: Batch, *, before: int) -> tuple[Indices, Indices, Indices]:
         """Return the spans of a batch: their rows, their first positions in the batch, their lengths.
 
         `before`: special subwords in front of each sentence.
@@ -82,7 +76,7 @@ class SpanWork:
 
 def sentences_with_spans(
     tokenized: Tokenized, spans: Spans, limit: int | None, *, before: int = 0, after: int = 0
-) -> dict[str, _Indices]:
+) -> dict[str, Indices]:
     """Return `starts`, `lengths`, `first_span` and `n_spans` of a `SpanWork`, of sentences of at most `limit` subwords.
 
     `before`, `after`: special subwords around each sentence, of which there may be spans. Raises InvalidValueError for
@@ -120,9 +114,10 @@ class LayerPooling:
     """
 
     def __init__(
-        self, work: SpanWork, starts: _Indices, lengths: _Indices, device: torch.device, dtype: torch.dtype
+        self, work: SpanWork, starts: Indices, lengths: Indices, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._layers = {site: work.layers_of(site) for site in work.sites}
+        # Layer 0 has no block
+        self._layers = {site: [layer for layer in work.layers if layer or site == RESIDUAL] for site in work.sites}
         self._mode = work.pooling
         one = lengths == 1
         if self._mode in ("first", "last"):
@@ -150,7 +145,7 @@ class LayerPooling:
 
     def vectors(self) -> list[torch.Tensor]:
         """Return the vectors of each site [n_layers, n_spans, features], once all layers have been received."""
-        return [self._reduced(gathered) for gathered in self._gathered.values()]
+        return list(map(self._reduced, self._gathered.values()))
 
     def _reduced(self, gathered: torch.Tensor) -> torch.Tensor:
         """Put the vector of each span of several subwords where the first of these were gathered."""
@@ -173,7 +168,7 @@ class RunningBatch:
     `vectors`: on the host, or on the device, complete once the mark `done` has passed.
     """
 
-    rows: _Indices
+    rows: Indices
     vectors: tuple[torch.Tensor, ...]
     done: Any
     sites: Sequence[str] = (RESIDUAL,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Sentence
 from embstore.errors import ModelError
-from embstore.models.batched import BatchedEncoder, Prepared
+from embstore.models.batched import BatchedEncoder, Prepared, States
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import Loaded
 from embstore.models.elmo.words import WordNumbers
@@ -46,7 +47,7 @@ class WordTable:
         self._table = table
         self._random = RandomVectors(table.dimensions, seed=seed) if missing == "random" else None
         self._numbers = WordNumbers()
-        self._known: dict[int, bool] = {}
+        self._has = cache(lambda number: table.has(self._numbers.word(number)))
         self._row_of = np.empty(0, np.int64)
         self._n_rows = 0
         self.matrix = torch.empty(FIRST_ROWS, table.dimensions, dtype=dtype, device=device)
@@ -64,10 +65,7 @@ class WordTable:
         split = self._numbers.tokenize(sentences)
         if self._random is not None:
             return split
-        for number in np.unique(split.ids).tolist():
-            if number not in self._known:
-                self._known[number] = self._table.has(self._numbers.word(number))
-        known = np.fromiter(map(self._known.__getitem__, split.ids.tolist()), np.bool_, len(split.ids))
+        known = np.fromiter(map(self._has, split.ids.tolist()), np.bool_, len(split.ids))
         each = indptr(known.astype(np.int64))
         ids, start, stop = (column[known] for column in (split.ids, split.start, split.stop))
         return Split(ids, each[split.indptr], split.indptr, each[:-1], each[1:], start, stop)
@@ -171,8 +169,6 @@ class StaticEncoder(BatchedEncoder):
             tokenizer_sha256=table.tokenizer_sha256,
             num_hidden_layers=0,
             hidden_size=int(table.matrix.shape[1]),
-            max_subwords=None,
-            final_norm=False,
         )
 
     @property
@@ -182,15 +178,12 @@ class StaticEncoder(BatchedEncoder):
     def subword_text(self, index: int) -> str:
         return self.table.text(index)
 
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return the vectors of a sentence's subwords, each looked up for itself: one layer [n_subwords, hidden_size].
 
         In a bag each is the sum of the vectors of all subwords, divided by their number.
         """
-        first, last = tokenized.bounds[sentence : sentence + 2]
-        vectors = [self.table.plain_vector(number) for number in tokenized.ids[first:last].tolist()]
+        vectors = list(map(self.table.plain_vector, sentence.ids.tolist()))
         if self.bag:
             vectors = [sum(vectors, torch.zeros(self.info.hidden_size)) / len(vectors)] * len(vectors)
         return {0: torch.stack(vectors)}

@@ -223,7 +223,7 @@ def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
         ({"statistics": ["cosines"]}, "unknown statistic 'cosines'"),
         ({"statistics": ["shares", "shares"]}, "shares is given twice"),
         ({"statistics": []}, "none are given"),
-        ({"max_length": 2}, "no space for a word"),
+        ({"max_length": 2}, "leaves no space for words"),
         ({"corpus": [["\u200b"]]}, "no sentence has a subword"),
     ],
 )

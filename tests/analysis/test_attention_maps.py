@@ -303,8 +303,8 @@ def test_a_sample_is_seeded(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"max_length": 2}, "no space for a word"),
-        ({"max_length": 999}, "accepts at most 320 subwords"),
+        ({"max_length": 2}, "leaves no space for words"),
+        ({"max_length": 999}, "is more than the model accepts: give 320 or less"),
         ({"corpus": [["\u200b"]]}, "no sentence has a subword"),
         ({"model_b": "gone/model/here"}, "no model folder"),
     ],

@@ -15,7 +15,7 @@ from embstore.corpus import Sentence
 from embstore.errors import ExecutorError, NonFiniteError, StorageError, StoreMismatchError
 from embstore.executors import Processes
 from embstore.extraction.encoder_spec import EncoderSpec, require_software, software_versions
-from embstore.extraction.partition import Part
+from embstore.extraction.partition import Part, Reader
 from embstore.models.names import absolute_name
 from embstore.store import StoreWriter
 from tests.cluster.specs import use_fake_specs
@@ -75,7 +75,7 @@ def test_a_part_has_the_passages_of_the_whole_index(
     for partition in range(plan.layout.n_partitions):
         start, stop = plan.layout.span(partition)
         part = Part.of(plan.index, start, stop)
-        passages = list(plan.reader.passages(part))
+        passages = list(Reader(plan.encoder, plan.options, plan.limit).passages(part))
         assert len(passages) > 1
         assert passages[0].first_row == start
         assert sum(passage.n_rows for passage in passages) == stop - start == part.n_rows

@@ -46,8 +46,8 @@ class Columns:
             forms=forms,
         )
 
-    def rows(self, rules: Keep, **options: int) -> list[int]:
-        mask = rules.mask(**vars(self), **options)
+    def rows(self, rules: Keep) -> list[int]:
+        mask = rules.mask(**vars(self))
         assert mask.dtype == bool
         return np.flatnonzero(mask).tolist()
 
@@ -97,7 +97,9 @@ def test_rules_against_plain_python(
     sentences = sentences + [sentences[at] for at in repeated if at < len(sentences)]
     columns = Columns.of(sentences)
     before = oracle(given_rules, columns)
-    found = columns.rows(given_rules, pass_rows=pass_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keep, "PASS_ROWS", pass_rows)
+        found = columns.rows(given_rules)
     assert found == columns.rows(given_rules)
     assert found == sorted(set(found))
     assert set(found) <= set(before)
@@ -155,7 +157,8 @@ def test_the_mask_does_not_depend_on_blocks_and_passes(per: str | None, monkeypa
     expected = columns.rows(given_rules)
     for block, pass_rows in [(1, 1), (7, 50), (799, 10**9), (64, 400)]:
         monkeypatch.setattr(keep, "BLOCK_ROWS", block)
-        assert columns.rows(given_rules, pass_rows=pass_rows) == expected
+        monkeypatch.setattr(keep, "PASS_ROWS", pass_rows)
+        assert columns.rows(given_rules) == expected
 
 
 def test_repeated_sentences_are_one_context() -> None:

@@ -211,7 +211,7 @@ def test_bad_tables(case: str, tmp_path: Path) -> None:
 def test_parquet_is_read_in_batches(tmp_path: Path, arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not arrow:
         monkeypatch.setitem(sys.modules, "pyarrow.lib", None)  # as if it were not installed
-    monkeypatch.setattr("embstore.corpus.formats.parquet.BATCH_ROWS", 7)
+    monkeypatch.setattr("embstore.corpus.formats.tables.BATCH_ROWS", 7)
     path = tmp_path / "a.parquet"
     frame = pl.DataFrame(
         {"text": [f"word{n}" for n in range(3000)], "at": [date(1900, 1, 1 + n % 9) for n in range(3000)]}

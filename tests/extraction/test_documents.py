@@ -54,7 +54,7 @@ def read(corpus: list[Sentence], **keep: Any) -> tuple[Index, str]:
     options = ExtractionOptions(keep=es.corpus.Keep(**keep))
     index, _ = make_index(found, options=options, encoder=encoder, limit=99, overlap=Overlap())
     assert not list(index_faults(index, len(index.type)))
-    return index, found.sha256
+    return index, found.digest.hexdigest()
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])

@@ -40,7 +40,7 @@ layout.SHARD_NBYTES, write = 1, StoreWriter.write
 StoreWriter.write = lambda self, n, data: os.kill(os.getpid(), 9) if n > int(last) else write(self, n, data)
 with es.config(device=device, progress=False):
     encoder = es.load_encoder(model)
-    type(encoder.network).candidate_batchings = lambda self, **_: (batching,)
+    type(encoder).candidate_batchings = lambda self, **_: (batching,)
     plan = es.plan(json.load(sys.stdin), model=encoder, options=es.ExtractionOptions(**json.loads(options)))
     es.extract(plan, store)
 """

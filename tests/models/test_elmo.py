@@ -86,11 +86,12 @@ def carried(encoder, batches, layers):
         tokenized = tokenize(encoder, batch)
         n_words = np.diff(tokenized.sentence_indptr)
         longest_first = np.argsort(-n_words, kind="stable")
-        text = encoder._text(tokenized.ids, n_words)
+        words, text, bounds = encoder._text(tokenized.ids, n_words)
         begun = [tuple(part[:, longest_first] for part in state) for state in states]
         found = {}
-        order, index = TimeMajor.of(n_words[longest_first] + 2), text.index(longest_first)
-        encoder.network.run(text.vectors, index, order, layers, found.__setitem__, states=begun)
+        order, texts = TimeMajor.of(n_words[longest_first] + 2), np.split(text, bounds[1:-1])
+        index = np.concatenate([texts[at] for at in longest_first])
+        encoder.network.run(words, index, order, layers, found.__setitem__, states=begun)
         for state, ended in zip(states, begun, strict=True):
             for whole, part in zip(state, ended, strict=True):
                 whole[:, longest_first] = part

@@ -238,7 +238,7 @@ def test_identities_of_encoders(file: Path, bert: Path) -> None:
         tokenized = tokenize(encoder, [["the", "bank", "unseen"], ["of"]])
         assert encoder.self_check(tokenized, layers=[0], pooling="mean") <= 2e-6
         assert encoder.projected_nbytes(n_features=8, batch_subwords=10) > 0
-        with pytest.raises(InvalidValueError, match="has layers 0 to 0"):
+        with pytest.raises(InvalidValueError, match="does not exist: choose among 0"):
             encoder.encode(tokenized, word_spans(tokenized)[0], layers=[1], pooling="mean", batch_subwords=9)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
-from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, accepts_sentence_bounds, attend
+from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, attend
 from tests.models.oracle import gather, relative_error, tokenize, word_spans
 from tests.models.tiny import SENTENCES, save
 
@@ -165,8 +165,6 @@ def test_it_is_first_and_makes_no_mask(encoder, monkeypatch):
 
 
 def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
-    parameters = encoder.network.inputs.parameters
-    assert accepts_sentence_bounds(encoder.network.model, parameters)
-    assert not accepts_sentence_bounds(encoder.network.model, parameters - {"position_ids"})
+    assert "varlen" in encoder.candidate_batchings()
     encoder.network.model.config._attn_implementation = "eager"
-    assert not accepts_sentence_bounds(encoder.network.model, parameters)
+    assert "varlen" not in encoder.candidate_batchings()

@@ -29,7 +29,6 @@ def random_tree(rng: np.random.Generator, words: Sequence[str]) -> Tree:
 def embedded(tree: Tree, directions: np.ndarray) -> np.ndarray:
     """Vectors whose squared distances are those of the tree, [words, width]: each word is a step from its head."""
     above = ancestry(tree.heads)
-    assert above is not None
     steps = above.copy()
     steps[:, tree.heads < 0] = False
     return np.asarray(steps @ directions[: len(tree)])

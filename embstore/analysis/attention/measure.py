@@ -201,7 +201,7 @@ class Reader:
             for batch in make_batches(lengths[some] + specials.count, how="padded", **options):
                 batch = Batch(some[batch.sentences], batch.rows, batch.columns, batch.shape)
                 runs = starts[batch.sentences], lengths[batch.sentences]
-                inputs = network.batch(batch, tokenized, *runs, "padded")
+                inputs = network.inputs.batch(batch, tokenized, *runs, "padded")
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
                 tokens = Tokens(sentences, split, batch, lengths, specials, network.network.device)

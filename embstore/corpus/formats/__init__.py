@@ -1,17 +1,14 @@
-"""Corpus formats by name and by file suffix. A new format is one module here and one entry of `FORMATS`."""
+"""Corpus formats by name and by file suffix. A new format is a reader here and one entry of `FORMATS`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from embstore.corpus.formats.base import Format
-from embstore.corpus.formats.conll import CONLL
-from embstore.corpus.formats.conllu import CONLLU
-from embstore.corpus.formats.csv import CSV
+from embstore.corpus.formats.conll import CONLL, CONLLU
 from embstore.corpus.formats.edge import EDGE
-from embstore.corpus.formats.jsonl import JSONL
-from embstore.corpus.formats.parquet import PARQUET
 from embstore.corpus.formats.pse import PSE
+from embstore.corpus.formats.tables import CSV, JSONL, PARQUET
 from embstore.corpus.formats.text import PAIRS, STS, TEXT
 from embstore.corpus.lines import COMPRESSED_SUFFIXES, Lines
 from embstore.errors import CorpusError, quoted

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embstore.corpus.formats.base import Format, ReadOptions
-from embstore.corpus.formats.jsonl import parse_object
+from embstore.corpus.formats.tables import parse_object
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence, check_text, is_encodable
 from embstore.errors import InvalidValueError, quoted

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Sentence
-from embstore.models.batched import BatchedEncoder, Prepared
+from embstore.models.batched import BatchedEncoder, Prepared, States
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import sha256_of
 from embstore.models.elmo.network import ElmoNetwork, TimeMajor, plain_layers
 from embstore.models.elmo.weights import opened_weights, read_options
 from embstore.models.elmo.words import BEGIN, END, SENTENCE_WORDS, WordNumbers, spell, spelled_lengths
-from embstore.models.encoder import By, ModelInfo, Scope, Split, Tokenized, ragged_indices
+from embstore.models.encoder import By, Indices, ModelInfo, Scope, Split, Tokenized, indptr, ragged_indices
 from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
 
@@ -49,13 +48,10 @@ class ElmoEncoder(BatchedEncoder):
         self.info = ModelInfo(
             name=public_name(name),
             architecture="ELMo",
-            revision=None,
             weights_sha256=sha256_of([options, weights]),
             tokenizer_sha256=self._words.sha256(width=self.options.max_characters),
             num_hidden_layers=self.options.num_layers,
             hidden_size=2 * self.options.projection_dim,
-            max_subwords=None,
-            final_norm=False,
         )
 
     @property
@@ -67,12 +63,9 @@ class ElmoEncoder(BatchedEncoder):
         """Return the word of an id."""
         return self._words.word(index)
 
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
-        first, last = tokenized.bounds[sentence : sentence + 2]
-        words = [SENTENCE_WORDS[0], *map(self._words.word, tokenized.ids[first:last].tolist()), SENTENCE_WORDS[1]]
+        words = [SENTENCE_WORDS[0], *map(self._words.word, sentence.ids.tolist()), SENTENCE_WORDS[1]]
         layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
         return {number: layer[1:-1] for number, layer in enumerate(layers)}
 
@@ -91,24 +84,30 @@ class ElmoEncoder(BatchedEncoder):
         return self._words.tokenize(sentences)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
-        text = self._text(work.tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
+        vectors, words, bounds = self._text(work.tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
 
         def prepare(batch: Batch) -> Prepared:
             sentences, lengths = batch.sentences, work.lengths[batch.sentences] + 2
             columns = np.cumsum(lengths) - lengths
             one_row = Batch(sentences, np.zeros_like(columns), columns, (1, int(lengths.sum())))
-            index, order = text.index(sentences), TimeMajor.of(lengths)
+            index, order = words[ragged_indices(bounds[sentences], lengths)], TimeMajor.of(lengths)
             return work.spans_of(one_row, before=self.n_before), lambda receive: self.network.run(
-                text.vectors, index, order, work.layers, receive, rows=self._gate_rows
+                vectors, index, order, work.layers, receive, rows=self._gate_rows
             )
 
         return self._run_batches(work, "padded", prepare)
 
     @torch.inference_mode()
-    def _text(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> _Text:
-        """Compute the vector of each distinct word once; the groups of the CNN depend on the text alone."""
-        ids = np.concatenate([np.array([BEGIN, END], np.int32), ids])
-        distinct, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
+    def _text(self, ids: NDArray[np.int32], lengths: Indices) -> tuple[torch.Tensor, Indices, Indices]:
+        """Return the vectors of distinct words, the word at each position of the sentences, and the bounds of these.
+
+        Each sentence is between <S> and </S>. The groups of the CNN depend on the text alone.
+        """
+        bounds = indptr(lengths + 2)
+        text = np.full(2 + bounds[-1], BEGIN, np.int32)  # <S> and </S> first
+        text[[1, *(1 + bounds[1:])]] = END
+        text[ragged_indices(3 + bounds[:-1], lengths)] = ids
+        distinct, first, numbers = np.unique(text, return_index=True, return_inverse=True)
         as_seen = np.argsort(first)
         rank = np.empty(len(distinct), np.int64)
         rank[as_seen] = np.arange(len(distinct))
@@ -119,27 +118,8 @@ class ElmoEncoder(BatchedEncoder):
         order = np.argsort(-longest_first, kind="stable")  # words of similar length are computed together
         for start in range(0, len(words), self._cnn_words):
             chosen = order[start : start + self._cnn_words]
-            needed = cnn.characters_needed(int(longest_first[chosen[0]]))
+            # The maximum is taken over one window of padding too; more of it changes nothing.
+            needed = int(longest_first[chosen[0]]) + 2 + cnn.reach
             spelled = spell([words[number] for number in chosen.tolist()], width=width)[:, :needed]
             vectors[torch.from_numpy(chosen).to(self.device)] = cnn(torch.from_numpy(spelled).to(self.device))
-        return _Text(vectors, rank[numbers[2:]], np.cumsum(lengths) - lengths, lengths)
-
-
-@dataclass(frozen=True)
-class _Text:
-    """Sentences as indices of the vectors of their distinct words, the first two of which are <S> and </S>."""
-
-    vectors: torch.Tensor
-    numbers: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    def index(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the words of sentences one after the other, each sentence between <S> and </S>."""
-        lengths = self.lengths[sentences]
-        ends = np.cumsum(lengths + 2)
-        index = np.full(int(ends[-1]), BEGIN, np.int64)
-        index[ends - 1] = END
-        words = ragged_indices(self.starts[sentences], lengths)
-        index[ragged_indices(ends - 1 - lengths, lengths)] = self.numbers[words]
-        return index
+        return vectors, rank[numbers[2:]], bounds

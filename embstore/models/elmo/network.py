@@ -52,7 +52,6 @@ class CharacterCnn:
             return tensor(arrays.take(weight, *shape)), tensor(arrays.take(bias, shape[-1]))
 
         n, width = sum(count for _, count in options.filters), options.projection_dim
-        self.width = options.max_characters
         self.reach = max(width for width, _ in options.filters)
         self.activation = torch.relu if options.activation == "relu" else torch.tanh
         characters = arrays.take("char_embed", CHARACTERS, options.character_dim)
@@ -80,13 +79,6 @@ class CharacterCnn:
         if self.projection is None:
             return hidden
         return torch.addmm(self.projection[1], hidden, self.projection[0])
-
-    def characters_needed(self, longest: int) -> int:
-        """Return how many characters decide the vectors of words of `longest` bytes; the rest is padding.
-
-        One window of padding is included, because the maximum is taken over it too.
-        """
-        return min(self.width, longest + 2 + self.reach)
 
 
 class BiLstm:

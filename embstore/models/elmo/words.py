@@ -46,16 +46,22 @@ def spelled_lengths(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
     return np.fromiter((min(len(word.encode("utf-8", "ignore")), width - 2) for word in words), np.int64, len(words))
 
 
-class WordNumbers:
-    """Numbers words in the order in which they are first seen; each word is one subword.
+class WordNumbers(dict[str, int]):
+    """Numbers each word that is looked up, in the order in which words are first seen; each word is one subword.
 
     Numbers never change, so the table grows with the distinct words of a corpus.
     """
 
     def __init__(self) -> None:
-        self._numbers = _Numbers()
+        super().__init__()
+        self._words: list[str] = []
         self._growing = Lock()  # text is tokenized in another thread than the forward passes
         self.numbers(SENTENCE_WORDS, 2)
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self._words)
+        self._words.append(word)
+        return number
 
     def tokenize(self, sentences: Sequence[Sentence]) -> Split:
         """Make every word one subword, whose id is its number."""
@@ -66,7 +72,7 @@ class WordNumbers:
 
     def word(self, number: int) -> str:
         """Return the word of a number."""
-        return self._numbers.words[number]
+        return self._words[number]
 
     def sha256(self, *, width: int) -> str:
         """Return a hash of everything that decides how a word becomes characters."""
@@ -77,17 +83,4 @@ class WordNumbers:
     def numbers(self, words: Iterable[str], total: int) -> NDArray[np.int32]:
         """Return the numbers of `total` words."""
         with self._growing:
-            return np.fromiter(map(self._numbers.__getitem__, words), np.int32, count=total)
-
-
-class _Numbers(dict[str, int]):
-    """Numbers each word that is looked up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words: list[str] = []
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self.words)
-        self.words.append(word)
-        return number
+            return np.fromiter(map(self.__getitem__, words), np.int32, count=total)

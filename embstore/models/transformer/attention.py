@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, ModelError, check_whole
-from embstore.models.batching import Batch, Batching
+from embstore.errors import ModelError, check_whole
+from embstore.models.batching import Batch
 from embstore.models.checkpoint import load, reason
-from embstore.models.encoder import Tokenized
+from embstore.models.encoder import Tokenized, subwords_within
 from embstore.models.placing import Place
-from embstore.models.transformer.inputs import Segments
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.sites import Attended, captured
 from embstore.models.transformer.varlen import attention_by
@@ -36,10 +35,13 @@ class AttentionModel:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.info = network.info
+        self.info, self.inputs = network.info, network.inputs
         self.causal = network.inputs.causal
         self.n_layers = network.info.num_hidden_layers
-        self._registered = _takes_registered(network.model)
+        # Whether the modules of the model look attention up by name, with one of their own as the default
+        names = {type(one).__module__ for one in network.model.modules() if "attention" in type(one).__name__.lower()}
+        is_eager = any(hasattr(sys.modules[name], EAGER) for name in names)
+        self._registered = bool(network.model._supports_sdpa) and is_eager
         if not self._registered:
             try:
                 network.model.set_attn_implementation("eager")
@@ -50,7 +52,8 @@ class AttentionModel:
     def run(self, inputs: dict[str, Any], layers: Sequence[int], receive: Receive) -> None:
         """Run a batch as deep as necessary; calls `receive(layer, [rows, heads, queries, keys])` for each layer.
 
-        The maps are the caller's to change. Those of padding positions as queries are meaningless.
+        `inputs`: of `InputMaker.batch`. The maps are the caller's to change; those of padding positions as queries are
+        meaningless.
         """
         wanted = frozenset(layers)
         if not self._registered:
@@ -71,13 +74,6 @@ class AttentionModel:
         if calls < max(wanted):
             raise ModelError(f"{self.info.name!r} computed {calls} attention maps of {max(wanted)} layers")
 
-    def batch(
-        self, batch: Batch, tokenized: Tokenized, starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
-    ) -> dict[str, Any]:
-        """Return the arguments of `run` for a batch; see `InputMaker.batch`."""
-        segments = None if tokenized.types is None else Segments(tokenized.types, self.network.tokenizer.pair)
-        return self.network.inputs.batch(batch, tokenized.ids, starts, lengths, how, segments=segments)
-
     @torch.inference_mode()
     def check(self) -> None:
         """Raise ModelError unless a batch of two sentences gives the maps that transformers gives for each alone."""
@@ -91,7 +87,7 @@ class AttentionModel:
         batch = Batch(rows, rows, starts, (2, count + inputs.specials.count))
         found: list[torch.Tensor] = []
         try:
-            given = inputs.batch(batch, ids, starts, lengths, "padded")
+            given = inputs.batch(batch, Tokenized(ids, np.array([0, count])), starts, lengths, "padded")
             self.run(given, range(1, self.n_layers + 1), lambda _, maps: found.append(maps))
             for row, column, length in zip(batch.rows, batch.columns, lengths, strict=True):
                 plain = _plain_maps(self.network, ids[:length])
@@ -128,23 +124,10 @@ def longest_words(model: AttentionModel, max_length: int | None) -> int | None:
 
     Raises InvalidValueError if nothing fits, or if the model accepts fewer.
     """
-    specials, limit = model.network.inputs.specials.count, model.info.max_subwords
     if max_length is None:
-        return limit
+        return model.info.max_subwords
     check_whole("max length", max_length, 1)
-    if max_length <= specials:
-        raise InvalidValueError(f"max length is {max_length}: {specials} special subwords leave no space for a word")
-    if limit is not None and max_length > limit + specials:
-        raise InvalidValueError(
-            f"max length is {max_length}; {model.info.name!r} accepts at most {limit + specials} subwords"
-        )
-    return max_length - specials
-
-
-def _takes_registered(model: Any) -> bool:
-    """Return whether the modules of a model look attention up by name, with one of their own as the default."""
-    names = {type(module).__module__ for module in model.modules() if "attention" in type(module).__name__.lower()}
-    return bool(model._supports_sdpa) and any(hasattr(sys.modules[name], EAGER) for name in names)
+    return subwords_within("max length", max_length, model.info, model.inputs.specials.count)
 
 
 def _plain_maps(network: Network, ids: NDArray[np.int32]) -> Sequence[torch.Tensor]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import InvalidValueError
-from embstore.models.batched import BatchedEncoder, Prepared
+from embstore.models.batched import BatchedEncoder, Prepared, States
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded, load
-from embstore.models.encoder import By, Scope, Split, Tokenized
+from embstore.models.encoder import By, Indices, Scope, Split, Tokenized
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.chat import Chats
-from embstore.models.transformer.inputs import Segments, WordWindow
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
@@ -28,7 +25,7 @@ from embstore.models.transformer.selfcheck import (
     sentences_to_check,
     window_mask,
 )
-from embstore.models.transformer.varlen import pinned_backends, varlen_attention
+from embstore.models.transformer.varlen import NAME, accepts_sentence_bounds, attention_by, pinned_backends
 from embstore.store.layout import RESIDUAL
 
 
@@ -90,7 +87,8 @@ class TransformerEncoder(BatchedEncoder):
         """Return a good batch size for a GPU that also holds buffers of `held(batch size)` bytes."""
         if self.device.type != "cuda":
             return self.default_batch_subwords
-        free = min(map(free_nbytes, self.network.gpus))
+        gpus = {weight.device for weight in self.network.model.parameters() if weight.device.type == "cuda"}
+        free = min(map(free_nbytes, gpus or {self.device}))
         return fitting_batch(free, position_nbytes=self.network.position_nbytes(n_features), held=held)
 
     def subword_text(self, index: int) -> str:
@@ -98,7 +96,17 @@ class TransformerEncoder(BatchedEncoder):
         return self.tokenizer.subword_text(index)
 
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
-        return self.network.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
+        """Return the batchings to try, fastest first.
+
+        "varlen" is first, because a mask costs more than the attention of the sentences; it has none for an attention
+        window.
+        """
+        inputs = self.network.inputs
+        has_mask = "attention_mask" in inputs.parameters and not equal_lengths
+        masked = ("packed", "padded", "equal") if has_mask else ("equal",)
+        if equal_lengths or attention_window is not None or inputs.position_offset is None:
+            return masked
+        return ("varlen", *masked) if accepts_sentence_bounds(self.network.model) else masked
 
     def check_sentences(
         self, tokenized: Tokenized, attention_window: int | None, longest: int | None, n_subwords: int | None
@@ -123,32 +131,27 @@ class TransformerEncoder(BatchedEncoder):
         number = self.tokenizer.ending(name)
         return super().separator(name) if number is None else number
 
-    def pair_types(
-        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def pair_types(self, bounds: Indices, first: Indices, last: Indices) -> Indices | None:
         return self.tokenizer.pair_types(bounds, first, last)
 
     def write_chat(self, messages: Sequence[Mapping[str, Any]]) -> Document | None:
         return self._chats.write(messages) if self._chats.exists else None
 
-    def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
-        return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
+    @property
+    def inner_sizes(self) -> Mapping[str, int]:
+        return self.network.sites.sizes
 
-    def plain_states(
-        self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str, deepest: int | None = None
-    ) -> Mapping[int, torch.Tensor]:
+    def plain_states(self, sentence: Tokenized, reach: int | None, site: str, deepest: int | None = None) -> States:
         """Return all layers of one sentence at a site, without special subwords, each [n_subwords, features].
 
         One call of the model with `output_hidden_states=True`, or one that stops at the layer `deepest`. The mask of an
         attention window is written row by row.
         """
-        first, last = tokenized.bounds[sentence : sentence + 2]
-        ids = tokenized.ids[first:last][: self.info.max_subwords]
+        ids = sentence.ids[: self.info.max_subwords]
         inputs = self.network.inputs.plain(ids)
-        if attention_window is not None:
-            window = WordWindow.of(tokenized, attention_window)
-            words = window.words[first:last][: len(ids)]
-            inputs["attention_mask"] = window_mask(self.network.inputs, words, window.reach)
+        if reach is not None:
+            assert sentence.words is not None
+            inputs["attention_mask"] = window_mask(self.network.inputs, sentence.words[: len(ids)], reach)
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device):
             every = range((self.info.num_hidden_layers if deepest is None else deepest) + 1)
@@ -173,29 +176,22 @@ class TransformerEncoder(BatchedEncoder):
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network
-        window = None if reach is None else WordWindow.of(work.tokenized, reach)
-        types = work.tokenized.types
-        segments = None if types is None else Segments(types, network.tokenizer.pair)
         inner = [site for site in work.sites if site != RESIDUAL]
-        if window is not None and how == "varlen":
+        if reach is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
 
         def prepare(batch: Batch) -> Prepared:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
-            inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
+            inputs = network.inputs.batch(batch, work.tokenized, starts, lengths, how, reach)
 
             def forward(take: Any) -> None:
                 def collect(layer: int, state: torch.Tensor, *site: str) -> None:
                     take(layer, state.to(self.device, non_blocking=True), *site)
 
                 receive = collect if network.is_split else take
-                with ExitStack() as stack:
-                    stack.enter_context(pinned_backends(self.device))
-                    stack.enter_context(network.packed.used())
-                    if how == "varlen":
-                        stack.enter_context(varlen_attention(network.model))
-                    if inner:
-                        stack.enter_context(network.sites.reading(inner, work.layers, receive))
+                attention = attention_by(NAME, network.model) if how == "varlen" else nullcontext()
+                reading = network.sites.reading(inner, work.layers, receive) if inner else nullcontext()
+                with pinned_backends(self.device), network.packed.used(), attention, reading:
                     network.tap.run(inputs, work.layers, receive)
 
             return work.spans_of(batch, before=self.n_before), forward

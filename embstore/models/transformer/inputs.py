@@ -11,61 +11,28 @@ from numpy.typing import NDArray
 
 from embstore.errors import ModelError
 from embstore.models.batching import Batch, Batching
-from embstore.models.encoder import Tokenized, ragged_indices
+from embstore.models.encoder import Indices, Tokenized, ragged_indices
 from embstore.models.running import to_device
-from embstore.models.transformer.tokens import PairSpecials, Specials
+from embstore.models.transformer.tokens import Specials, SubwordTokenizer
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 NO_WORD = -1
-
-_Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class WordWindow:
-    """An attention window: a word attends to the words at most `reach` words away.
-
-    `words`: int32 [n_ids], the number of the word of each subword, ascending within a sentence.
-    """
-
-    words: NDArray[np.int32]
-    reach: int
-
-    @classmethod
-    def of(cls, tokenized: Tokenized, reach: int) -> WordWindow:
-        """Take the words of all subwords; raises ModelError if they are not known."""
-        if tokenized.words is None:
-            raise ModelError("an attention window needs the words of the subwords")
-        n_words = int(tokenized.words.max(initial=0)) + 1
-        return cls(tokenized.words.astype(np.int32), min(reach, n_words))  # all words are within any wider window
-
-
-@dataclass(frozen=True)
-class Segments:
-    """The token types of sentences of which some are pairs: those of all subwords, and what a pair looks like."""
-
-    types: NDArray[np.int64]
-    pair: PairSpecials
-
-    def put_suffix(self, flat: _Indices, after: _Indices, last: _Indices) -> None:
-        """Put the types of special subwords from position `after` on where the `last` subword is of a second side."""
-        of_pairs = after[self.types[last] == self.pair.second_type]
-        for position, value in enumerate(self.pair.suffix_types):
-            flat[of_pairs + position] = value
+Mask = torch.Tensor | dict[str, torch.Tensor]  # or one for each kind of layer
+MAX_REACH = 2**31 - 1  # words, which are numbered in int32
 
 
 @dataclass(frozen=True)
 class InputMaker:
     """Builds the keyword arguments of a model.
 
-    `parameters`: the names that its forward accepts. `position_offset`: the first position's number, None if the model
-    takes no positions. `window`: the reach of attention in sliding layers. `layer_types`: the kinds of attention of
-    its layers if they differ.
+    `tokenizer`: knows the special subwords. `parameters`: the names that its forward accepts. `position_offset`: the
+    first position's number, None if the model takes no positions. `window`: the reach of attention in sliding layers.
+    `layer_types`: the kinds of attention of its layers if they differ.
     """
 
+    tokenizer: SubwordTokenizer
     parameters: frozenset[str]
-    specials: Specials
     takes_types: bool
     padding_id: int
     position_offset: int | None
@@ -74,6 +41,10 @@ class InputMaker:
     layer_types: frozenset[str]
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def specials(self) -> Specials:
+        return self.tokenizer.specials
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -89,32 +60,34 @@ class InputMaker:
     def batch(
         self,
         batch: Batch,
-        ids: NDArray[np.int32],
-        starts: _Indices,
-        lengths: _Indices,
+        tokenized: Tokenized,
+        starts: Indices,
+        lengths: Indices,
         how: Batching,
-        window: WordWindow | None = None,
-        segments: Segments | None = None,
+        reach: int | None = None,
     ) -> dict[str, Any]:
         """Return the arguments for a batch of sentences.
 
-        `starts`, `lengths`: for each sentence of the batch its run in `ids`, without special subwords. `window`: the
-        attention window; None: a word attends to its whole sentence. `segments`: where some sentences are pairs.
+        `starts`, `lengths`: for each sentence of the batch its run of subwords, without special ones. `reach`: of an
+        attention window, in which a word attends to the words so many words away; None: to its whole sentence.
         """
         size = batch.shape[0] * batch.shape[1]
         total = lengths + self.specials.count
         first = batch.rows * batch.shape[1] + batch.columns
-        body = ragged_indices(first + len(self.specials.prefix), lengths)
+        after = first + len(self.specials.prefix) + lengths
+        body, source = ragged_indices(after - lengths, lengths), ragged_indices(starts, lengths)
         flat = np.full(size, self.padding_id, np.int64)
-        flat[body] = ids[ragged_indices(starts, lengths)]
+        flat[body] = tokenized.ids[source]
         self._put_specials(flat, self.specials.prefix, self.specials.suffix, lengths, first)
         inputs: dict[str, Any] = {"input_ids": self._to_device(flat, batch)}
         if self.takes_types:
             types = np.full(size, self.specials.body_type, np.int64)
             self._put_specials(types, self.specials.prefix_types, self.specials.suffix_types, lengths, first)
-            if segments is not None:
-                types[body] = segments.types[ragged_indices(starts, lengths)]
-                segments.put_suffix(types, first + len(self.specials.prefix) + lengths, starts + lengths - 1)
+            if tokenized.types is not None:
+                types[body], pair = tokenized.types[source], self.tokenizer.pair
+                of_pairs = after[tokenized.types[starts + lengths - 1] == pair.second_type]
+                for position, value in enumerate(pair.suffix_types):
+                    types[of_pairs + position] = value
             inputs["token_type_ids"] = self._to_device(types, batch)
         if how != "equal" and self.position_offset is not None:
             positions = np.full(size, self.position_offset, np.int64)
@@ -122,20 +95,20 @@ class InputMaker:
             inputs["position_ids"] = self._to_device(positions, batch)
         if how == "varlen":
             inputs[KEYWORD] = SentenceBounds.of(total, causal=self.causal, device=self.device)
-        elif how != "equal" or window is not None:
+        elif how != "equal" or reach is not None:
             owners = np.zeros(size, np.int32)
             owners[ragged_indices(first, total)] = np.repeat(np.arange(1, len(total) + 1, dtype=np.int32), total)
             within = None
-            if window is not None:
+            if reach is not None:
+                if tokenized.words is None:
+                    raise ModelError("an attention window needs the words of the subwords")
                 words = np.full(size, NO_WORD, np.int32)
-                words[body] = window.words[ragged_indices(starts, lengths)]
-                within = visible_words(self._to_device(words, batch), window.reach)
+                words[body] = tokenized.words[source]
+                within = visible_words(self._to_device(words, batch), min(reach, MAX_REACH))
             inputs["attention_mask"] = self.mask(self._to_device(owners, batch), how, within)
         return inputs | self.fixed
 
-    def mask(
-        self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None = None
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
+    def mask(self, owners: torch.Tensor, how: Batching, within: torch.Tensor | None = None) -> Mask:
         """Return the attention mask; `owners` [rows, columns]: the sentence of each position, 0 for padding.
 
         `within`: bool [rows, 1, columns, columns], what a position may attend to besides; None: anything. Masks of
@@ -147,7 +120,7 @@ class InputMaker:
         allowed = owners[:, None, :, None] == owners[:, None, None, :]
         return self.additive_mask(allowed if within is None else allowed & within)
 
-    def additive_mask(self, allowed: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+    def additive_mask(self, allowed: torch.Tensor) -> Mask:
         """Return the mask that is added to attention scores: `allowed` and the model's own causal and sliding masks.
 
         `allowed`: bool [rows, 1, positions, positions], queries before keys. A model whose layers differ gets a mask
@@ -165,7 +138,7 @@ class InputMaker:
         return additive(near, self.dtype)
 
     def _put_specials(
-        self, flat: _Indices, prefix: tuple[int, ...], suffix: tuple[int, ...], lengths: _Indices, first: _Indices
+        self, flat: Indices, prefix: tuple[int, ...], suffix: tuple[int, ...], lengths: Indices, first: Indices
     ) -> None:
         for position, value in enumerate(prefix):
             flat[first + position] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,15 @@ _Call = tuple[nn.Module, torch.Tensor]  # a module and its first argument
 
 class DeepEnough(Exception):
     """Ends a forward pass after the last requested layer."""
+
+
+@contextmanager
+def hooked(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove the hooks of these handles at the end of the block."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.enter_context(handle)
+        yield
 
 
 @dataclass(frozen=True)
@@ -43,15 +52,11 @@ class LayerTap:
     def plain(self, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Return all layers from one call of the model with `output_hidden_states=True`, as transformers has them."""
         first: list[torch.Tensor] = []
-        handles = [
+        with hooked(
             block.register_forward_pre_hook(lambda _, *given: first.append(_first_argument(*given)), with_kwargs=True)
             for block in self.blocks[: self.after]
-        ]
-        try:
+        ):
             states = tuple(self.model(**inputs, output_hidden_states=True).hidden_states)
-        finally:
-            for handle in handles:
-                handle.remove()
         return (first[0], *states[:-2], states[-1]) if self.after else states
 
     def run(self, inputs: Mapping[str, Any], layers: Iterable[int], receive: Receive) -> None:
@@ -74,15 +79,11 @@ class LayerTap:
             if layer == max(wanted):
                 raise DeepEnough
 
-        handles = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in self.blocks]
-        try:
-            last = self.model(**inputs).last_hidden_state
-        except DeepEnough:
-            return
-        finally:
-            for handle in handles:
-                handle.remove()
-        receive(self.num_hidden_layers, last)
+        with (
+            suppress(DeepEnough),
+            hooked(block.register_forward_pre_hook(hook, with_kwargs=True) for block in self.blocks),
+        ):
+            receive(self.num_hidden_layers, self.model(**inputs).last_hidden_state)
 
 
 def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
@@ -105,17 +106,12 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
 
     owners = {child: id(owner) for owner in model.modules() if isinstance(owner, nn.ModuleList) for child in owner}
     inside = {module for child in owners for module in child.modules()}
-    handles = [child.register_forward_pre_hook(before, with_kwargs=True) for child in owners]
-    handles += [
-        module.register_forward_hook(after)
-        for module in model.modules()
-        if module not in inside and "norm" in type(module).__name__.lower()
-    ]
-    try:
+    outer = [one for one in model.modules() if one not in inside and "norm" in type(one).__name__.lower()]
+    with (
+        hooked(child.register_forward_pre_hook(before, with_kwargs=True) for child in owners),
+        hooked(norm.register_forward_hook(after) for norm in outer),
+    ):
         output = model(**inputs, output_hidden_states=True)
-    finally:
-        for handle in handles:
-            handle.remove()
     states = getattr(output, "hidden_states", None)
     if not states or any(state.shape != states[0].shape for state in states):
         raise ValueError("it does not return hidden states of one size for every layer")
@@ -125,17 +121,14 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     shifted = False
     if same(output.last_hidden_state.cpu(), states[-1]):
         blocks, shifted = _matching(calls, owners, states)
-    if not blocks and not any(same(one, states[0]) for _, state in calls for one in _layouts(state, states[0])):
+    width = states[0].shape[1]  # Longformer and LED pad sentences, others have the positions first
+    given = (one for _, state in calls for one in (state, state.transpose(0, 1), state[:, :width]))
+    if not blocks and not any(same(one, states[0]) for one in given):
         raise ValueError(
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
         )
     return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted)
-
-
-def _layouts(state: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a block is given as [batch, positions, features], in each order that models have."""
-    return state, state.transpose(0, 1), state[:, : like.shape[1]]  # Longformer and LED pad sentences
 
 
 def _matching(
@@ -173,7 +166,8 @@ class PackedWeights:
 
     def __init__(self, modules: Iterable[Any]) -> None:
         self.forwards: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {}
-        packable = list(filter(_is_packable, modules))
+        linear = [module for module in modules if type(module) in (nn.Linear, Conv1D)]
+        packable = [m for m in linear if m.weight.dtype is torch.float32 and m.weight.device.type == "cpu"]
         self.nbytes: int = sum(4 * module.weight.numel() for module in packable)
         try:
             if gains_by_packing() and self.nbytes <= MAX_NBYTES:
@@ -213,9 +207,3 @@ def gains_by_packing() -> bool:
     """Return whether this CPU multiplies faster by packed weights: with AVX-512 by 11-13 %; with AVX2 it is slower."""
     onednn: Any = torch.backends.mkldnn
     return bool(onednn.is_available()) and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def _is_packable(module: Any) -> bool:
-    if type(module) not in (nn.Linear, Conv1D):
-        return False
-    return module.weight.dtype is torch.float32 and module.weight.device.type == "cpu"

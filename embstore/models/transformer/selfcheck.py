@@ -12,9 +12,8 @@ from embstore.errors import ModelError
 from embstore.models.batched import PROBES, TOLERANCE, largest, lengths_of, scales_of, word_spans
 from embstore.models.checkpoint import reason
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
-from embstore.models.transformer.inputs import InputMaker
-from embstore.models.transformer.network import Network
-from embstore.models.transformer.probing import SAME
+from embstore.models.transformer.inputs import InputMaker, Mask
+from embstore.models.transformer.network import SAME, Network
 
 LONGEST_WINDOW_SENTENCE = 1024  # words; of wider windows only the effect of a near word is checked
 SHORT_SENTENCE = 16
@@ -23,7 +22,7 @@ LONGEST_SLIDING = 4096
 CHECK_SHARE = 0.04  # of the subwords of an extraction that are checked, each in a plain pass and in a batch
 
 
-def window_mask(maker: InputMaker, words: NDArray[Any], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
+def window_mask(maker: InputMaker, words: NDArray[Any], reach: int) -> Mask:
     """Return the mask of one sentence for an attention window, written one subword at a time.
 
     `words`: int [n_subwords], the number of the word of each subword.

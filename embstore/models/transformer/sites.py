@@ -17,10 +17,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from embstore.errors import ModelError
-from embstore.models.transformer.layers import LayerTap, same
+from embstore.models.transformer.layers import LayerTap, hooked, same
 from embstore.models.transformer.varlen import attention_by
 
 MASKED, UNMASKED = "embstore_sites", "embstore_sites_unmasked"  # transformers makes masks for the first only
+COMPUTED, GIVEN = ("attention_output", "mlp_output"), ("residual_mid", "neurons")  # by, or to, a module of a block
 EXACT = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # relative to the largest value
 
 Receive = Callable[[int, torch.Tensor, str], None]
@@ -54,15 +55,8 @@ class Attended:
         return found | {"head_output": self.output.flatten(2)}
 
 
-@dataclass(frozen=True)
-class _Capture:
-    """What the attention function does in a pass: `usual` is the one that it calls, `take` is given every call."""
-
-    usual: str
-    take: Callable[[Attended], None]
-
-
-_CAPTURE: ContextVar[_Capture] = ContextVar("embstore_capture")
+# The attention that is called in a pass, and what is given every call
+_CAPTURE: ContextVar[tuple[str, Callable[[Attended], None]]] = ContextVar("embstore_capture")
 
 
 def _attend(
@@ -73,16 +67,16 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    capture = _CAPTURE.get()
+    usual, take = _CAPTURE.get()
     own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(capture.usual, own)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(usual, own)
     output, weights = attend(module, query, key, value, attention_mask, **options)
-    capture.take(Attended(query, key, value, output, weights, attention_mask, options))
+    take(Attended(query, key, value, output, weights, attention_mask, options))
     return output, weights
 
 
 def _mask(*args: Any, **options: Any) -> Any:
-    return ALL_MASK_ATTENTION_FUNCTIONS[_CAPTURE.get().usual](*args, **options)
+    return ALL_MASK_ATTENTION_FUNCTIONS[_CAPTURE.get()[0]](*args, **options)
 
 
 AttentionInterface.register(MASKED, _attend)
@@ -94,7 +88,7 @@ AttentionMaskInterface.register(MASKED, _mask)
 def captured(model: Any, take: Callable[[Attended], None], *, by: str | None = None) -> Iterator[None]:
     """Pass every call of the model's attention on to `take` inside the block; `by`: attention other than its own."""
     usual = by or model.config._attn_implementation
-    token = _CAPTURE.set(_Capture(usual, take))
+    token = _CAPTURE.set((usual, take))
     try:
         with attention_by(MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED, model):
             yield
@@ -102,67 +96,53 @@ def captured(model: Any, take: Callable[[Attended], None], *, by: str | None = N
         _CAPTURE.reset(token)
 
 
-@contextmanager
-def _counted(tap: LayerTap) -> Iterator[list[int]]:
-    """Give the number of the block that is running: l for the one that computes layer l."""
-    running = [0]
-
-    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        running[0] += 1
-
-    handles = [block.register_forward_pre_hook(enter) for block in tap.blocks]
-    try:
-        yield running
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @dataclass(frozen=True)
 class SiteTap:
     """Where the parts of the blocks of a model can be read during a forward pass; made by `find_sites`.
 
-    `sizes`: the features of each site. `modules`: for attention_output and mlp_output the modules that compute it.
-    `readers`: for residual_mid and neurons, where the model has them, the modules that are given it. `attention`: the
-    features of a head, and by what products of query and key are multiplied.
+    `sizes`: the features of each site. `modules`: for attention_output and mlp_output the modules that compute it; for
+    residual_mid and neurons, where the model has them, those that are given it. `attention`: the features of a head,
+    and by what products of query and key are multiplied.
     """
 
     tap: LayerTap
     sizes: Mapping[str, int]
     modules: Mapping[str, tuple[nn.Module, ...]]
-    readers: Mapping[str, tuple[nn.Module, ...]]
     attention: Mapping[str, float]
 
     @contextmanager
     def reading(self, sites: Sequence[str], layers: Sequence[int], receive: Receive) -> Iterator[None]:
         """Call `receive(layer, [batch, positions, features], site)` for each of these in passes inside the block."""
-        wanted = frozenset(layers)
+        wanted, running = frozenset(layers), 0  # the block that computes layer `running` is running
+
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            nonlocal running
+            running += 1
 
         def put(site: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if running[0] in wanted:
-                receive(running[0], _tensor(output), site)
+            if running in wanted:
+                receive(running, _tensor(output), site)
 
         def put_given(site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if running[0] in wanted:
-                receive(running[0], _given(args, kwargs), site)
+            if running in wanted:
+                receive(running, _given(args, kwargs), site)
 
         def take(call: Attended) -> None:
-            if running[0] in wanted:
-                for site, states in call.sites().items():
-                    if site in sites:
-                        receive(running[0], states, site)
+            for site, states in call.sites().items() if running in wanted else ():
+                if site in sites:
+                    receive(running, states, site)
 
-        hooked = [(site, module) for site in sites for module in self.modules.get(site, ())]
-        handles = [module.register_forward_hook(partial(put, site)) for site, module in hooked]
-        for site in sites:
-            for module in self.readers.get(site, ()):
-                handles.append(module.register_forward_pre_hook(partial(put_given, site), with_kwargs=True))
-        try:
-            with _counted(self.tap) as running, captured(self.tap.model, take):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        def hook(site: str, module: nn.Module) -> Any:
+            if site in GIVEN:
+                return module.register_forward_pre_hook(partial(put_given, site), with_kwargs=True)
+            return module.register_forward_hook(partial(put, site))
+
+        with (
+            hooked(block.register_forward_pre_hook(enter) for block in self.tap.blocks),
+            hooked(hook(site, module) for site in sites for module in self.modules.get(site, ())),
+            captured(self.tap.model, take),
+        ):
+            yield
 
 
 @dataclass
@@ -187,8 +167,7 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
     (not of experts) are what some module is given.
     """
     blocks = _record(tap, inputs)
-    modules: dict[str, list[nn.Module]] = {"attention_output": [], "mlp_output": []}
-    readers: dict[str, list[nn.Module]] = {"residual_mid": [], "neurons": []}
+    modules: dict[str, list[nn.Module]] = {site: [] for site in (*COMPUTED, *GIVEN)}
     known: list[tuple[dict[str, int], dict[str, float]]] = []
     for layer, block in enumerate(blocks, start=1):
         fault, parts, read = _parts(block)
@@ -199,11 +178,10 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
                 "be stored of it"
             )
         for site, module in [*parts.items(), *((site, module) for site, (module, _) in read.items())]:
-            of_site = (modules | readers)[site]
-            of_site += [] if module in of_site else [module]
+            modules[site] += [] if module in modules[site] else [module]
         call = block.attended[0]
         own = {site: states.shape[-1] for site, states in call.sites().items()}
-        own |= dict.fromkeys(modules, block.states.shape[-1]) | {site: size for site, (_, size) in read.items()}
+        own |= dict.fromkeys(COMPUTED, block.states.shape[-1]) | {site: size for site, (_, size) in read.items()}
         known.append((own, {"head_size": call.query.shape[-1], "scaling": call.scaling}))
     if not known or len(blocks) != tap.num_hidden_layers:
         raise ModelError(
@@ -211,8 +189,7 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
         )
     if any(one != known[0] for one in known):
         raise ModelError(f"the sites of {name!r} differ in size between its blocks: store the site residual alone")
-    frozen = [{site: tuple(own) for site, own in each.items()} for each in (modules, readers)]
-    return SiteTap(tap, known[0][0], frozen[0], frozen[1], known[0][1])
+    return SiteTap(tap, known[0][0], {site: tuple(own) for site, own in modules.items()}, known[0][1])
 
 
 def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
@@ -235,14 +212,12 @@ def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
             blocks[-1].attended.append(call)
 
     inside = {module for block in tap.blocks for module in block.modules()}
-    handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in tap.blocks]
-    handles += [module.register_forward_hook(called, with_kwargs=True) for module in inside]
-    try:
-        with captured(tap.model, take):
-            tap.model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        hooked(block.register_forward_pre_hook(enter, with_kwargs=True) for block in tap.blocks),
+        hooked(module.register_forward_hook(called, with_kwargs=True) for module in inside),
+        captured(tap.model, take),
+    ):
+        tap.model(**inputs)
     return blocks
 
 

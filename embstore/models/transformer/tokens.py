@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from typing import Any
 
@@ -14,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import processors
 
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.sentence import PAIR, Sentence
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
-from embstore.models.encoder import By, Scope, Split, indptr, ragged_indices, word_characters
+from embstore.models.encoder import By, Indices, Scope, Split, indptr, ragged_indices, word_characters
 from embstore.models.transformer.alignment import Spelling, are_spaces, uncovered
-from embstore.models.transformer.presplit import WordSplitter
 
 # White space, punctuation, digits, accents, combining marks, scripts, parts of characters, ligatures and chat marks.
 TEXTS = (
@@ -31,7 +31,7 @@ TEXTS = (
     "a\u00a0b\u3000c\u200bd 3 + 4 = 7; | x | y |",
 )
 Places = Sequence[Sequence[int]]  # the characters [start, stop) of each subword
-_Numbers = NDArray[np.int64]
+CACHED_WORDS = 1 << 16  # of a tokenizer without a fast form
 WORDS = 'give tokenize="words", by which each word is tokenized by itself'
 
 
@@ -50,7 +50,7 @@ class Specials:
         """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
-    def around(self, ids: NDArray[Any]) -> tuple[_Numbers, _Numbers]:
+    def around(self, ids: NDArray[Any]) -> tuple[Indices, Indices]:
         """Return a sentence's subwords with the special ones around them, and the token types of all."""
         body = np.full(len(ids), self.body_type)
         types = np.concatenate([self.prefix_types, body, self.suffix_types])
@@ -90,8 +90,11 @@ class SubwordTokenizer:
             for step in steps:
                 if getattr(step, "trim_offsets", False):  # which leaves out where white space is
                     step.trim_offsets = False
-            self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
-        self._check_ids(self.words.split(PROBES)[0] if self._backend is None else self._flat_ids(TEXTS))
+            known = self._encode(TEXTS)
+            self._aligns = not self._covers(TEXTS, known)
+            self._check_ids(np.fromiter(chain.from_iterable(encoding.ids for encoding in known), np.int32))
+        else:
+            self._check_ids(self.words.split(PROBES)[0])
         self.specials = self._find_specials()
         self._check_ids(np.array([*self.specials.prefix, *self.specials.suffix], np.int32))
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
@@ -115,7 +118,10 @@ class SubwordTokenizer:
         if by == "text" and self.reads_text:
             split = self._split_text(sentences, n_words, starts, stops, scope)
         else:
-            split = self._split_words(sentences, n_words, starts)
+            ids, lengths, *places = self.words.split(sentences)
+            bounds = indptr(lengths)
+            begin, end = ((place + np.repeat(starts, lengths)).astype(np.int32) for place in places)
+            split = Split(ids, bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
         self._check_ids(split.ids)
         return self._with_pairs(split, marks, starts[marks]) if len(marks) else split
 
@@ -149,7 +155,7 @@ class SubwordTokenizer:
                 return PairSpecials(tuple(ids[begin:end]), tuple(types[begin:end]), types[end], tuple(types[stop:]))
         raise ModelError("the tokenizer has no known form for pairs of sentences: give each sentence on its own")
 
-    def pair_types(self, bounds: _Numbers, first: _Numbers, last: _Numbers) -> _Numbers:
+    def pair_types(self, bounds: Indices, first: Indices, last: Indices) -> Indices:
         """Return the token types of sentences of which some are pairs; see `Encoder.pair_types`."""
         types = np.full(int(bounds[-1]), self.specials.body_type, np.int64)
         ends = bounds[np.searchsorted(bounds, first, "right")]
@@ -184,9 +190,6 @@ class SubwordTokenizer:
             raise ModelError("the tokenizer has no fast form, which texts need")
         return list(self._backend.encode_batch(list(texts), add_special_tokens=False))
 
-    def _flat_ids(self, texts: Sequence[str]) -> NDArray[np.int32]:
-        return np.fromiter(chain.from_iterable(encoding.ids for encoding in self._encode(texts)), np.int32)
-
     def _check_ids(self, ids: NDArray[np.int32]) -> None:
         if len(ids) and not 0 <= int(ids.min()) <= (largest := int(ids.max())) < self.vocabulary:
             raise ModelError(
@@ -194,14 +197,8 @@ class SubwordTokenizer:
                 f"{self.vocabulary} embeddings; use the tokenizer that belongs to the model"
             )
 
-    def _split_words(self, sentences: Sequence[Sentence], n_words: _Numbers, starts: _Numbers) -> Split:
-        ids, lengths, *places = self.words.split(sentences)
-        bounds = indptr(lengths)
-        begin, end = ((place + np.repeat(starts, lengths)).astype(np.int32) for place in places)
-        return Split(ids, bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
-
     def _split_text(
-        self, sentences: Sequence[Sentence], n_words: _Numbers, starts: _Numbers, stops: _Numbers, scope: Scope
+        self, sentences: Sequence[Sentence], n_words: Indices, starts: Indices, stops: Indices, scope: Scope
     ) -> Split:
         """Split texts; characters are counted over those of all sentences, one after another."""
         pieces = indptr(np.fromiter((len(sentence.text) for sentence in sentences), np.int64, len(sentences)))
@@ -240,7 +237,7 @@ class SubwordTokenizer:
 
     def _characters(
         self, texts: Sequence[str], given: Sequence[Sequence[int] | None]
-    ) -> tuple[NDArray[np.int32], _Numbers, _Numbers, _Numbers]:
+    ) -> tuple[NDArray[np.int32], Indices, Indices, Indices]:
         """Return the ids of texts, how many each has, and where the characters of each subword begin and end in it.
 
         `given`: the ids of those that have some already.
@@ -292,7 +289,7 @@ class SubwordTokenizer:
         size, near = self.spelling.normal_size, text[max(0, at - 2) : at + 3]
         return not size(text[at]) or size(near) < sum(map(size, near)) or not self.ids(text[at])
 
-    def _with_pairs(self, split: Split, marks: _Numbers, places: _Numbers) -> Split:
+    def _with_pairs(self, split: Split, marks: Indices, places: Indices) -> Split:
         """Put the special subwords of the words `marks`, which are at the characters `places`, between the pairs."""
         pair, middles = self.pair, split.first[marks]
         count, sentence = len(pair.middle), np.searchsorted(split.indptr, marks, "right") - 1
@@ -340,7 +337,7 @@ def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Sp
 
 def _texts(
     sentences: Sequence[Sentence], scope: Scope, pairs: Mapping[int, int]
-) -> tuple[list[str], _Numbers, list[Sequence[int] | None]]:
+) -> tuple[list[str], Indices, list[Sequence[int] | None]]:
     """Return the texts that a tokenizer is given at a time, int64 [3, texts] of them, and their ids if they have any.
 
     The numbers are the first and the last sentence of a text, and the character of the first with which it begins.
@@ -365,3 +362,57 @@ def _texts(
             places.append((first, numbers[-1], begin))
             ids.append(document.ids if is_whole and document is not None else None)
     return texts, np.array(places, np.int64).reshape(-1, 3).T, ids
+
+
+class WordSplitter:
+    """Splits words into subwords as a transformers tokenizer splits sentences that are split into words."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._backend = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", None))  # a copy, because it is changed
+        self._lead = "" if self._backend is None else _restore_space_before_words(self._backend)
+        self._bare = {PAIR, *getattr(tokenizer, "all_special_tokens", ())}
+
+        def slowly(word: str) -> list[int]:
+            return list(tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"])
+
+        self._slowly = lru_cache(CACHED_WORDS)(slowly)
+
+    def split(self, sentences: Sequence[Sentence]) -> tuple[NDArray[np.int32], Indices, Indices, Indices]:
+        """Return the ids of the words of sentences, how many each has, and where each begins and ends in its word."""
+        words = list(chain.from_iterable(sentence.words for sentence in sentences))
+        if self._backend is None:
+            slow = list(map(self._slowly, words))
+            lengths = np.fromiter(map(len, slow), np.int64, len(slow))
+            stop = np.repeat(np.fromiter(map(len, words), np.int64, len(words)), lengths)
+            return np.fromiter(chain.from_iterable(slow), np.int32, len(stop)), lengths, np.zeros_like(stop), stop
+        leads = ["" if word in self._bare else self._lead for word in words]
+        given = [lead + word for lead, word in zip(leads, words, strict=True)]
+        first = indptr(np.fromiter((len(sentence.words) for sentence in sentences), np.int64, len(sentences)))
+        each = [given[start:stop] for start, stop in zip(first[:-1].tolist(), first[1:].tolist(), strict=True)]
+        encodings = self._backend.encode_batch(each, is_pretokenized=True, add_special_tokens=False)
+        ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int32)
+        word = np.fromiter(chain.from_iterable(encoding.word_ids for encoding in encodings), np.int64, len(ids))
+        word += np.repeat(first[:-1], [len(encoding) for encoding in encodings])
+        offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+        places = np.fromiter(offsets, np.int64, 2 * len(ids)).reshape(-1, 2)
+        places = np.maximum(0, places - np.fromiter(map(len, leads), np.int64, len(leads))[word, None])
+        return ids, np.bincount(word, minlength=len(words)), places[:, 0], places[:, 1]
+
+
+def _restore_space_before_words(backend: Any) -> str:
+    """Give pre-split words the space in front of them that byte-level BPE treats as part of their spelling.
+
+    A byte-level step that is alone can add the space itself. After another step it would add one to every part of a
+    word, so the returned string is to be put in front of each word instead.
+    """
+    step = json.loads(backend.to_str()).get("pre_tokenizer") or {}
+    if step.get("type") == "ByteLevel":
+        backend.pre_tokenizer.add_prefix_space = True
+        return ""
+    nested = [step]
+    while nested:
+        step = nested.pop()
+        if step.get("type") == "ByteLevel":
+            return " "
+        nested += step.get("pretokenizers", [])
+    return ""

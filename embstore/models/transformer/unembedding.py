@@ -13,7 +13,7 @@ from embstore.models.checkpoint import Loaded, config_sha256, language_model, op
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Place
 from embstore.models.transformer.encoder import TransformerEncoder
-from embstore.models.transformer.layers import same
+from embstore.models.transformer.layers import hooked, same
 
 SAME = 1e-4  # of the largest logit: between the model's own logits and those of its last hidden state
 PROBED_SUBWORDS = 9
@@ -50,16 +50,12 @@ class Unembedding:
         ids = np.resize(known, min(PROBED_SUBWORDS, self.info.max_subwords or PROBED_SUBWORDS))
         inputs, outputs = network.inputs.plain(ids) | network.inputs.fixed, list[tuple[Any, Any]]()
         inside = {module for block in network.tap.blocks for module in block.modules()}
-        handles = [
+        with hooked(
             module.register_forward_hook(lambda module, _, output: outputs.append((module, output)))
             for module in network.model.modules()
             if module not in inside and (module is network.model or "norm" in type(module).__name__.lower())
-        ]
-        try:
+        ):
             whole = self._model(**inputs).logits[0]
-        finally:
-            for handle in handles:
-                handle.remove()
         (*others, (_, output)), last = outputs, network.tap.plain(inputs)[-1]
         norms = [norm for norm, normed in others if isinstance(normed, torch.Tensor) and same(normed, last)]
         self._norm = norms[0] if self.info.final_norm else torch.nn.Identity()

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ import transformers
 from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from embstore.models.encoder import indptr
 from embstore.models.running import to_device
 
 NAME = "embstore_varlen"
@@ -41,11 +42,9 @@ class SentenceBounds:
     @classmethod
     def of(cls, lengths: NDArray[np.int64], *, causal: bool, device: torch.device) -> SentenceBounds:
         """Return the bounds of consecutive sentences of these lengths."""
-        bounds = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=bounds[1:])
         starts = np.append(np.flatnonzero(np.diff(lengths, prepend=-1)), len(lengths))
         runs = tuple(zip(np.diff(starts).tolist(), lengths[starts[:-1]].tolist(), strict=True))
-        return cls(to_device(bounds, device), int(lengths.max()), runs, causal)
+        return cls(to_device(indptr(lengths).astype(np.int32), device), int(lengths.max()), runs, causal)
 
 
 def pinned_backends(device: torch.device) -> AbstractContextManager[None]:
@@ -56,10 +55,10 @@ def pinned_backends(device: torch.device) -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], sdpa_kernel(kinds))
 
 
-def accepts_sentence_bounds(model: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a model may work: it is given positions, passes keywords on, and can change its attention."""
+def accepts_sentence_bounds(model: Any) -> bool:
+    """Return whether a model may work: it passes keywords on to its attention, and can change that."""
     keywords = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values())
-    return keywords and "position_ids" in parameters and model.config._attn_implementation == "sdpa"
+    return keywords and model.config._attn_implementation == "sdpa"
 
 
 @contextmanager
@@ -71,9 +70,6 @@ def attention_by(name: str, model: Any) -> Iterator[None]:
         yield
     finally:
         model.config._attn_implementation = before
-
-
-varlen_attention = partial(attention_by, NAME)
 
 
 def attend(

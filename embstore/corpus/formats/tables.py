@@ -1,16 +1,24 @@
-"""Rows of a table as documents: one column is the text, the others are facts about it or labels of its words."""
+"""Tables, whose rows are documents: one column is the text, the others are facts about it or labels of its words.
+
+The rows are those of JSON lines, Parquet, CSV and TSV, or of the tables that Python holds.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
-from embstore.corpus.formats.base import ReadOptions
+from embstore.arguments import require_utf8
+from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions, WriteChat
+from embstore.corpus.lines import MAX_SENTENCE, Lines
 from embstore.corpus.sentence import (
     Document,
     FieldValue,
@@ -28,6 +36,13 @@ Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
 DEFAULT_TEXT, CHAT = "text", "messages"
 SPANS, IDS = "spans", "ids"  # columns of a text: labels of its characters, and its subwords
+BATCH_ROWS = 2**13  # texts of some kilobytes: tens of MiB
+# The kinds of values, and how they are written; 007, 1_000 and long identifiers are text.
+KINDS: tuple[tuple[Callable[[str], object], re.Pattern[str]], ...] = (
+    (int, re.compile(r"-?(?:0|[1-9]\d{0,14})", re.ASCII)),
+    (float, re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?", re.ASCII)),
+    (str, re.compile(r"[\s\S]*")),
+)
 
 
 def read_rows(
@@ -84,8 +99,7 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     if not isinstance(text, str) and not is_chat(text):
         raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
     if is_chat(text):
-        messages = _checked_chat(text)
-        document = (options.write_chat and options.write_chat(messages)) or _contents(messages)
+        document = _chat(text, options.write_chat)
     else:
         for name in (SPANS, IDS):
             if (given := others.get(name)) is None or (isinstance(given, list | tuple) and not given):
@@ -117,17 +131,15 @@ def is_chat(value: object) -> bool:
     return _is_list_of(value, Mapping)
 
 
-def _checked_chat(messages: Sequence[Row]) -> Sequence[Row]:
+def _chat(messages: Sequence[Row], write: WriteChat | None) -> Document:
+    """Return messages as `write` does, else their contents divided by line feeds, with the role of each as a label."""
     for number, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         for key, value in (("role", role or None), ("content", "" if content is None else content)):
             if not isinstance(value, str) or not is_encodable(value):
                 raise InvalidValueError(f"message {number}: {key} is {quoted(value)}, not a text")
-    return messages
-
-
-def _contents(messages: Sequence[Row]) -> Document:
-    """Return the contents of messages, divided by a line feed, with the role of each as a label."""
+    if write is not None and (written := write(messages)) is not None:
+        return written
     texts, spans, at = [message.get("content") or "" for message in messages], [], 0
     for message, text in zip(messages, texts, strict=True):
         spans.append(Span(at, at + len(text), labels={"role": message["role"]}))
@@ -195,3 +207,135 @@ def _is_missing(value: object) -> bool:
 def _listed(row: Row) -> str:
     names = ", ".join(map(str, row)) or "none"
     return names if len(names) < 200 else f"{names[:200]}..."
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Return the JSON object of a line. Raises InvalidValueError."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidValueError(f"not JSON: {error.msg} at column {error.colno}: {quoted(line)}") from None
+    except RecursionError:
+        raise InvalidValueError("JSON too deeply nested") from None
+    except ValueError:
+        raise InvalidValueError("a number of thousands of digits") from None
+    if not isinstance(record, dict):
+        raise InvalidValueError(f"not a JSON object: {quoted(line)}")
+    return record
+
+
+def read_jsonl(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of each line, one document."""
+    return read_rows(lines.parsed(parse_object), options, error=lines.error, name=lines.path.name)
+
+
+def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of each row, one document."""
+    import polars as pl
+
+    def error_of(number: int, message: str) -> CorpusError:
+        return lines.file_error(f"row {number}: {message}")
+
+    require_utf8(lines.path)
+    try:
+        rows = rows_of_table(pl.scan_parquet(lines.path, glob=False)) or ()
+        yield from read_rows(enumerate(rows), options, error=error_of, name=lines.path.name)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise lines.file_error(f"not a Parquet file that can be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def rows_of_table(table: Any) -> Iterable[Any] | None:
+    """Return the rows of a table of Polars, pandas, Arrow or Hugging Face's datasets, as values by column.
+
+    None for anything else. Labels that a data set stores as numbers get their names.
+    """
+    if hasattr(table, "collect_batches"):  # polars.LazyFrame
+        return chain.from_iterable(
+            batch.iter_rows(named=True) for batch in table.collect_batches(chunk_size=BATCH_ROWS)
+        )
+    if hasattr(table, "itertuples"):  # pandas.DataFrame
+        return (dict(zip(table.columns, row, strict=True)) for row in table.itertuples(index=False, name=None))
+    if hasattr(table, "features") and hasattr(table, "column_names"):  # datasets.Dataset, IterableDataset
+        return _named(table)
+    if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "schema") or hasattr(table, "columns")):
+        import polars as pl
+
+        return pl.DataFrame(table).iter_rows(named=True)
+    return None
+
+
+def _named(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a data set with the names of its class labels."""
+    names_of = {}
+    for column, feature in (dataset.features or {}).items():
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list, those of its values
+        if names is not None:
+            names_of[column] = dict(enumerate(names))
+    for row in dataset:
+        named = dict(row)
+        for column, names in names_of.items():
+            value = row[column]
+            named[column] = [names.get(each) for each in value] if isinstance(value, list) else names.get(value)
+        yield named
+
+
+def read_csv(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+    """Yield the sentences of each row, one document; a column whose values are all numbers holds numbers,
+    and an empty value is None.
+
+    The file is read twice, first for the kinds of its columns.
+    """
+    if not lines.path.is_file():
+        raise lines.file_error("is a pipe, and CSV is read twice: write it to a file first")
+    names, rows = _table(lines)
+    kinds = [2 * (name == (options.text or DEFAULT_TEXT)) for name in names]  # of KINDS
+    for _, row in rows:
+        for at, value in enumerate(row):
+            while value and not KINDS[kinds[at]][1].fullmatch(value):
+                kinds[at] += 1
+    parse = [KINDS[kind][0] for kind in kinds]
+
+    def typed(row: list[str]) -> dict[str, object]:
+        return {name: of(value) if value else None for name, of, value in zip(names, parse, row, strict=True)}
+
+    _, rows = _table(lines)
+    rows_typed = ((number, typed(row)) for number, row in rows)
+    return read_rows(rows_typed, options, error=lines.error, name=lines.path.name)
+
+
+def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    rows = _csv_rows(lines)
+    number, names = next(rows, (1, []))
+    if not any(names):
+        raise lines.error(number, "no header: the first line names the columns")
+    if len(set(names)) < len(names):
+        raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
+    return names, rows
+
+
+def _csv_rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
+    """Yield the fields of each row that is not blank, with the number of its first line."""
+    lines = replace(lines, keeps_returns=True)  # those in quotes are text
+    header = next(filter(str.strip, lines), "")
+    csv.field_size_limit(MAX_SENTENCE)
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
+    number, width = 1, 0
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
+            raise lines.error(number, f"not CSV: {reason}") from None
+        if row is None:
+            return
+        if row:
+            width = width or len(row)
+            if len(row) != width:
+                raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
+            yield number, row
+        number = reader.line_num + 1
+
+
+JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, TABLE_OPTIONS)
+PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, TABLE_OPTIONS)
+CSV = Format("csv", (".csv", ".tsv"), read_csv, TABLE_OPTIONS)
