@@ -17,7 +17,7 @@ from embstore_explorer.stores import Explored, SavedFile
 SAMPLE = 10_000  # rows whose layers are compared
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
-COLUMNS = ("task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of a table of scores
+COLUMNS = ("store", "task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of scores
 
 
 def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
