@@ -83,7 +83,7 @@ def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Calla
             x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
             axis.scatter(x, floats(rows, "value"), s=4, alpha=0.35, color=color, linewidths=0)
             axis.plot(*_means(rows), markersize=3, linewidth=1.2, label=names[item], **look(number))
-        style(axis, title=f"{title}: heads and their mean", x="layer", y=y, layers=part["layer"].to_list())
+        style(axis, title=f"{title}: heads and mean", x="layer", y=y, layers=part["layer"].to_list())
         _legend_below(axis)
 
     return draw

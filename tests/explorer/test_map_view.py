@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import embstore as es
+from embstore.corpus import Document
 from tests.explorer.conftest import HOSTILE, Opened, becomes, loaded, new_page, pointed, served
 from tests.explorer.test_views import values
+from tests.models import tiny
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 pytestmark = pytest.mark.slow
@@ -211,6 +213,21 @@ def test_attention_is_that_of_the_model(view: Opened, stores: list[Path], block:
     page.get_by_role("heading", name="Head 1 of block").wait_for()
     said = page.locator(".matrix .note").last.get_by_text(f"{found.values[0, 1, -1, -1]:.3f}")
     pointed(page.locator(".matrix canvas").last, last_cell, said)
+
+
+def test_subwords_of_bytes_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    model = tiny.save("gpt2", tmp_path / "model")
+    es.extract(es.plan([Document("a bank on the café")], model=model), tmp_path / "a.zarr")
+    assert es.analysis.sentence_attention("the café", model=model, layers=[1]).subwords[-1] == "fÃ©"
+    with served(tmp_path / "a.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
+        view = Opened(browser, address)
+        page = view(view="sentence", layer=1)
+        page.get_by_role("button", name="Load the model").click()
+        page.get_by_role("button", name="Head 0").wait_for()
+        loaded(page)
+        said = page.locator(".matrix .note").last.get_by_text(re.compile("fé × fé: "))
+        pointed(page.locator(".matrix canvas").last, last_cell, said)
+        view.close()
 
 
 N_ROWS, LENGTH = 320_000, 20
