@@ -104,5 +104,4 @@ def _scores(file: SavedFile, one: Explored) -> list[dict[str, Any]]:
         return []
     if "store" in frame.columns and one.name in (names := [Path(str(each)).stem for each in frame["store"]]):
         frame = frame.filter(pl.Series([name == one.name for name in names]))
-    rows: list[dict[str, Any]] = frame.select([name for name in COLUMNS if name in frame.columns]).to_dicts()
-    return rows
+    return list(frame.select([name for name in COLUMNS if name in frame.columns]).to_dicts())

@@ -187,6 +187,19 @@ def test_attention_sinks_are_left_out_of_maps_and_measures(tmp_path: Path) -> No
     assert section.caveats[0] == "Measured on 160 of 180 rows, attention sinks left out."
 
 
+def test_the_mean_of_a_word_is_without_its_sinks(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 1, 9, 4))
+    vectors[:, :, 0] *= 500
+    sentences = [*[list("abcdefghi")] * 19, list("bacdefghi")]
+    store = es.store.write_arrays(tmp_path / "a.zarr", sentences, vectors, model="none")
+    found = answer([Explored(store)], "neighbors", {"word": "b", "layers": "0", "k": 3})
+    assert found["query"]["count"] == 19
+    mean = store.select(words="b", layers=0, sinks=False).vectors().mean(0)
+    near = es.neighbors(store, mean, layers=0, k=3)["occurrence"].to_list()
+    assert [each["row"] for each in found["layers"][0]["neighbors"]] == near
+    assert "sinks=False" in found["python"]
+
+
 def test_only_written_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.warns(UnfinishedStoreWarning):
