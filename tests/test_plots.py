@@ -337,8 +337,11 @@ def figures() -> Iterator[Any]:
     yield plot.structure_figure(frame([row | {"metric": each} for row in layers for each in STRUCTURE_PANELS]))
     pairs = [(a, b, 1 / (1 + abs(a - b))) for a in range(25) for b in range(33)]
     yield plot.cka_map(pl.DataFrame(pairs, schema=["layer", "other_layer", "value"], orient="row"), names=("a", "b"))
+    points = np.random.default_rng(0).normal(size=(13, 6, 4))
+    word = SimpleNamespace(word="a", layers=range(13), labels=tuple("ababaa"), vectors=points)
+    yield from (plot.sense_map([word], layers=range(number)) for number in (1, 7, 13))  # type: ignore[list-item]
     heads = [(metric, layer, head, item, None, 0.5, 0.4, 9) for metric, items in ATTENTION.items() for item in items
-             for layer in range(1, 13) for head in range(12)]  # fmt: skip
+             for layer in range(1, 31) for head in range(12)]  # fmt: skip
     columns = ["metric", "layer", "head", "item", "offset", "value", "baseline", "count"]
     attention = pl.DataFrame(heads, schema=columns, orient="row")
     for most in (6, 5, 1):

@@ -65,11 +65,11 @@ def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
     return means["layer"].to_list(), floats(means, "value")
 
 
-def _legend_below(axis: Any, *, columns: int = 2) -> None:
+def _legend_below(axis: Any) -> None:
     """Give a panel of several series a legend that covers no point, and not the label of its axis."""
     if len(axis.get_legend_handles_labels()[1]) > 1:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 4.5, "columnspacing": 1}
-        axis.legend(frameon=False, fontsize=SMALL, ncols=columns, handlelength=1.4, **place)
+        axis.legend(frameon=False, fontsize=SMALL, ncols=2, handlelength=1.4, **place)
 
 
 def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Callable[[Any, Any], None]:
@@ -83,8 +83,8 @@ def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Calla
             x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
             axis.scatter(x, floats(rows, "value"), s=4, alpha=0.35, color=color, linewidths=0)
             axis.plot(*_means(rows), markersize=3, linewidth=1.2, label=names[item], **look(number))
-        style(axis, title=f"{title}: heads and their mean", x="layer", y=y, layers=part["layer"].to_list())
-        _legend_below(axis, columns=3)
+        style(axis, title=f"{title}: heads and mean", x="layer", y=y, layers=part["layer"].to_list())
+        _legend_below(axis)
 
     return draw
 
@@ -118,7 +118,7 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     axis.grid(False)
     axis.set_yticks(places, [literal(name) for name in names], fontsize=6)
     axis.invert_yaxis()
-    axis.set_xlim(0, 1)
+    axis.set(xlim=(0, 1), xticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     _legend_below(axis)
 
 
@@ -126,10 +126,9 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
     def draw(axis: Any, frame: pl.DataFrame) -> None:
         part = _rows(frame, metric)
         image = draw_grid(axis, grid(part), cmap="viridis")
+        axis.set_title(fitted(axis, title, TITLE, beside=0.8), fontsize=TITLE)
         baseline = part["baseline"][0]
-        title_in_full = title + ("" if baseline is None else f"; baseline {baseline:.2f}")
-        axis.set_title(fitted(axis, title_in_full, TITLE, beside=0.8), fontsize=TITLE)
-        add_colorbar(axis, image, "share found")
+        add_colorbar(axis, image, "share found" + ("" if baseline is None else f" (baseline {baseline:.2f})"))
 
     return draw
 

@@ -26,7 +26,7 @@ _ADJUSTED = ("adjusted", "adjusted_low", "adjusted_high")
 # Figures 1-4 of Ethayarajh 2019: metric, title, label of the axis, and the columns of the value and its interval.
 GEOMETRY_PANELS = (
     ("anisotropy", "Anisotropy: two random words", "mean cosine", ("value", "low", "high")),
-    ("selfsim", "Self-similarity: a word in different sentences", "mean cosine, minus anisotropy", _ADJUSTED),
+    ("selfsim", "Self-similarity: a word across sentences", "mean cosine, minus anisotropy", _ADJUSTED),
     ("intrasim", "Intra-sentence similarity", "mean cosine, minus anisotropy", _ADJUSTED),
     ("mev", "Maximum explainable variance", "share of one static vector, minus baseline", _ADJUSTED),
 )
@@ -84,15 +84,14 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     scores = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
     chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)
-    figure, axes = panels(1, height=2.4)
-    axis = axes[0]
+    figure, (axis,) = panels(1, height=2.4)
     stores = scores["store"].unique(maintain_order=True).to_list()
     for (store, task), part in scores.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         label, line = (str(store), "-") if task == scores["task"][0] else (f"{store}, {task}", "--")
         draw_line(axis, part, number=stores.index(store), label=label, linestyle=line)
     title, layers = f"Probes: {metric} by layer", scores["layer"].to_list()
     style(axis, title=title, x="layer", y=f"{metric} ({chosen})", layers=layers)
-    add_legend(figure, axes)
+    add_legend(figure, [axis])
     return figure  # type: ignore[no-any-return]
 
 

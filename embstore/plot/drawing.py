@@ -72,9 +72,9 @@ def fitted(axis: Any, text: str, size: float, *, upright: bool = False, beside: 
     return "\n".join(wrap(literal(text), max(12, letters), break_long_words=False, break_on_hyphens=False))
 
 
-def fitting(axis: Any, *, beside: float = 1.0) -> float:
-    """Return how many numbers of two digits fit below a panel; `beside`: the share of its width that they have."""
-    return float(min(MAX_TICKS, 6 * beside * axis.figure.get_size_inches()[0] * axis.get_position().width))
+def fitting(axis: Any) -> float:
+    """Return how many numbers of two digits fit below a panel."""
+    return float(min(MAX_TICKS, 5.1 * axis.figure.get_size_inches()[0] * axis.get_position().width))
 
 
 def colormap(name: str) -> Any:
@@ -153,7 +153,7 @@ def draw_grid(axis: Any, given: Grid, *, x: str = "head", y: str = "layer", **co
     """Draw a grid as colored cells with its numbers at both axes; returns the image. `colors`: of `Axes.imshow`."""
     across, up, values = given
     image = axis.imshow(values, **{"origin": "lower", "aspect": "auto", "interpolation": "nearest", **colors})
-    step = ceil(len(across) / fitting(axis, beside=0.85))
+    step = ceil(len(across) / fitting(axis))
     axis.set_xticks(range(0, len(across), step), across[::step], fontsize=SMALL)
     step = ceil(len(up) / MAX_TICKS)
     axis.set_yticks(range(0, len(up), step), up[::step], fontsize=SMALL)

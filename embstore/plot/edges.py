@@ -127,7 +127,7 @@ def _draw_expectation(
     label = "deviation over seeds; interval over sentences" if metric == "expected_layer" else None
     axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
     for at, value in zip(y, values, strict=True):
-        inside = {"fontsize": 6.5, "color": "w" if value > 0.12 * top else "black"}
+        inside = {"fontsize": 6.5, "color": "w" if color == CENTER and value > 0.12 * top else "black"}
         axis.annotate(_shown(value), (0, at), (3, 0), textcoords="offset points", va="center", **inside)
 
 

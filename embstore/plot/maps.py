@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NO_LABEL = "no label"  # drawn in grey
 GREY, FRAME = "#999999", "#bbbbbb"
-MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have their values written in them
+MAX_WRITTEN_CELLS = 13  # layers up to which the cells of a map of layers have their values written in them
 
 
 def sense_map(
@@ -61,13 +61,14 @@ def sense_map(
     width = PAGE if len(layers) > 1 else COLUMN
     side = min(2.2, (width - 1.2) / len(layers))
     figure, axes = subplots(len(words), len(layers), figsize=(width, side * len(words) + 0.6))
+    size = 14 if side > 1 else 5
     for word, row in zip(words, axes, strict=True):
         labels = sorted(set(word.labels))
         for layer, axis in zip(layers, row, strict=True):
             points = principal_plane(word.vectors[word.layers.index(layer)])
             for number, label in enumerate(labels):
                 mask = np.array(word.labels) == label
-                axis.scatter(*points[mask].T, s=14, alpha=0.85, linewidths=0, label=literal(label), **look(number))
+                axis.scatter(*points[mask].T, s=size, alpha=0.85, linewidths=0, label=literal(label), **look(number))
             axis.set(xticks=[], yticks=[])
             axis.margins(0.12)
             axis.spines[:].set_color(FRAME)
@@ -76,9 +77,11 @@ def sense_map(
             place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
             row[-1].legend(frameon=False, fontsize=SMALL, handletextpad=0.2, borderaxespad=0, **place)
     for layer, axis in zip(layers, axes[0], strict=True):
-        axis.set_title(layer_name(layer), fontsize=TITLE)
+        name = layer_name(layer).replace(" (", " (" if side > 1.2 else "\n(")
+        axis.set_title(name if side > 0.6 else layer, fontsize=TITLE)
     figure.suptitle(literal(title), fontsize=TITLE + 1)
-    figure.supxlabel("first two principal components of each panel", fontsize=LABEL)
+    numbers = "" if side > 0.6 else "; a column for each layer, by its number"
+    figure.supxlabel(f"first two principal components of each panel{numbers}", fontsize=LABEL)
     return figure  # type: ignore[no-any-return]
 
 
@@ -101,7 +104,7 @@ def cluster_map(clusters: Clusters) -> Figure:
     check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
     points = principal_plane(clusters.vectors)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
-    drawn = [("by cluster", [f"cluster {number}" for number in numbers])]
+    drawn = [("by cluster" if len(set(numbers)) > 1 else "one cluster", [f"cluster {number}" for number in numbers])]
     if any(label is not None for label in labels):
         drawn.append(("by label", [NO_LABEL if label is None else str(label) for label in labels]))
     figure, axes = panels(len(drawn), height=3.2, margin=0.3)
@@ -156,19 +159,18 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
         raise InvalidValueError("the frame of a CKA map has no row: give what linear_cka returns")
     is_written = max(values.shape) <= MAX_WRITTEN_CELLS
     cell = (COLUMN - 1.1) / len(layers)  # inches
-    figure, axes = panels(1, height=min(1.6 * COLUMN, max(1.4, cell * len(others)) + 0.75))
-    axis = axes[0]
+    figure, (axis,) = panels(1, height=min(1.3 * COLUMN, max(1.4, cell * len(others)) + 0.65))
     if is_written:
         for (row, column), value in np.ndenumerate(values):
             text = "–" if np.isnan(value) else f"{value:.2f}"
-            color = "#111111" if value > 0.6 else "white"
+            color = "#111111" if value > 0.46 else "white"  # of which viridis is brighter than a middle grey
             size = min(SMALL, 72 * cell / 2.4)  # four characters fit
             axis.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
     first, second = map(literal, names or ("", ""))
     labels = {"x": f"{first} layer".strip(), "y": f"{second} layer".strip()}
-    image = draw_grid(axis, cells, **labels, vmin=0, vmax=1, cmap="viridis", aspect="equal")
+    image = draw_grid(axis, cells, **labels, vmin=0, vmax=1, cmap="viridis")
     axis.set_title("Linear CKA between layers", fontsize=TITLE)
     axis.spines[:].set_visible(False)
     add_colorbar(axis, image, "linear CKA", aspect=25)
@@ -181,8 +183,7 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
     cells = _, layers, values = grid(frame)
-    figure, axes = panels(1, height=min(COLUMN, max(1.4, 0.2 * len(layers)) + 0.8))
-    axis = axes[0]
+    figure, (axis,) = panels(1, height=min(COLUMN, max(1.4, 0.2 * len(layers)) + 0.8))
     image = draw_grid(axis, cells, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray")
     axis.set_title(fitted(axis, title or "Self-attention weights of two models", TITLE, beside=0.85), fontsize=TITLE)
     add_colorbar(axis, image, "cosine", aspect=18)

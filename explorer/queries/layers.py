@@ -17,7 +17,7 @@ from embstore_explorer.stores import Explored, SavedFile
 SAMPLE = 10_000  # rows whose layers are compared
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
-COLUMNS = ("task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of a table of scores
+COLUMNS = ("store", "task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of scores
 
 
 def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
@@ -104,5 +104,4 @@ def _scores(file: SavedFile, one: Explored) -> list[dict[str, Any]]:
         return []
     if "store" in frame.columns and one.name in (names := [Path(str(each)).stem for each in frame["store"]]):
         frame = frame.filter(pl.Series([name == one.name for name in names]))
-    rows: list[dict[str, Any]] = frame.select([name for name in COLUMNS if name in frame.columns]).to_dicts()
-    return rows
+    return list(frame.select([name for name in COLUMNS if name in frame.columns]).to_dicts())

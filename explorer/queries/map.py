@@ -86,6 +86,7 @@ def map(
     regions = find_regions(made.points)
     names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
     codes, colors, scale = _colors(one, made, color, word, regions, names)
+    ends = np.percentile(made.points[:: max(1, len(made.rows) // 100_000)], (0.02, 99.98), axis=0, method="nearest")
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
     given = selecting(word, where=where, rows=rows, sinks=not n_sinks)
     call = f"layers={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
@@ -96,7 +97,8 @@ def map(
         "shown": len(made.rows),
         "seed": seed,
         "explained": None if made.explained is None else list(made.explained),
-        "extent": float(np.percentile(np.abs(made.points[:: max(1, len(made.rows) // 100_000)]), 99.8)),
+        "middle": ends.mean(0).tolist(),
+        "extent": float(np.ptp(ends, axis=0).max() / 2),
         "colors": colors,
         "scale": scale,
         "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],

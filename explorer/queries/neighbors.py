@@ -225,10 +225,12 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
             shown, f"store.select(rows=[{row}])", one.store.vectors([row], layers=layers)[:, 0].astype(np.float64)
         )
     assert word is not None
-    rows = np.asarray(found_rows(one, word, None))
+    chosen = one.store.select(rows=np.asarray(found_rows(one, word, None)))
+    rows = one.sinkless(chosen).rows  # the mean of all would be that of the sinks
+    sinks = ", sinks=False" if len(rows) < len(chosen) else ""
     means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
     shown = {"word": word, "left": "", "right": "", "count": len(rows)}
-    return _Query(shown, f"store.select(words={word!r}, layers=layer).vectors().mean(0)", means)
+    return _Query(shown, f"store.select(words={word!r}, layers=layer{sinks}).vectors().mean(0)", means)
 
 
 def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:

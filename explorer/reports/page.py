@@ -19,31 +19,27 @@ STYLE = """
   --mark: #fff0c2; --accent: #00558c; }
 @media (prefers-color-scheme: dark) { :root { --text: #ececf0; --back: #18181b; --soft: #a9a9b5; --line: #3b3b42;
   --box: #232328; --mark: #574400; --accent: #7cc4f5; } }
-* { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; font: 1rem/1.55 system-ui, sans-serif; color: var(--text);
   background: var(--back); }
 h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.3rem; margin: 0 0 .4rem; }
-h3 { font-size: 1rem; margin: 1.1rem 0 .2rem; }
-a { color: var(--accent); }
+h3 { font-size: 1rem; margin: 1.1rem 0 .2rem; } a { color: var(--accent); } summary { cursor: pointer; }
 .soft, figcaption, caption, summary, .method { color: var(--soft); font-size: .9rem; }
 section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.4rem; }
-.finding { font-size: 1.08rem; max-width: 46rem; } .method { max-width: 46rem; }
+* { box-sizing: border-box; } .finding { font-size: 1.08rem; max-width: 46rem; } .method { max-width: 46rem; }
 nav ol, ul { padding-left: 1.3rem; } li { margin: .25rem 0; }
-.blocks { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
-.wide { flex: 1 1 100%; }
+.blocks { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; } .wide { flex: 1 1 100%; }
 figure { margin: .6rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; display: block; zoom: 1.25; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; } caption { text-align: start; padding-bottom: .3rem; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-caption { text-align: start; padding-bottom: .3rem; }
 th, td { padding: .22rem .8rem .22rem 0; border-bottom: 1px solid var(--line); text-align: start; vertical-align: top;
   overflow-wrap: break-word; max-width: 42rem; }
 th { font-weight: 600; } .number { text-align: end; white-space: nowrap; }
 .sentences p { margin: .25rem 0; padding-inline-start: .8rem; border-inline-start: 3px solid var(--line);
   white-space: pre-wrap; overflow-wrap: anywhere; }
-mark { background: var(--mark); color: inherit; padding: 0 .15em; border-radius: .2em; }
+mark { background: var(--mark); color: inherit; font-weight: 600; padding: 0 .15em; border-radius: .2em; }
 pre { background: var(--box); padding: .7rem .9rem; overflow-x: auto; font-size: .82rem; border-radius: .3rem; }
 .problem { background: var(--box); padding: .6rem .9rem; border-radius: .3rem; }
-summary { cursor: pointer; }
+@media (max-width: 46rem) { figure { overflow-x: auto; } figure svg { max-width: none; zoom: 1; } }
 @media print { body { max-width: none; font-size: 10pt; } section { break-inside: auto; }
   figure, .sentences, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } pre { white-space: pre-wrap; }
   .scroll { overflow: visible; } table { font-size: .72rem; } th.number { white-space: normal; }
@@ -116,7 +112,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.3f}"
+        return f"{value:.0f}" if value == round(value) and abs(value) >= 1 else f"{round(value, 3) + 0:.3f}"
     return f"{value:,}" if isinstance(value, int) else f"<bdi>{escape(str(value))}</bdi>"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -73,19 +74,23 @@ class Source:
     seed: int
 
     @cached_property
+    def _sinks(self) -> dict[str, Any]:
+        """Leave attention sinks out, beside which all else is one point, if there are any."""
+        return {"sinks": False} if self.store.describe().get("sinks") else {}
+
+    @cached_property
     def data(self) -> Selection:
-        selection = self.store.select()
+        selection = self.store.select(**self._sinks)
         if self._n_sentences is not None:
             drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.text))[: self._n_sentences]
-            selection = self.store.select(rows=np.isin(self.store.index.sentence, drawn))
+            selection = self.store.select(rows=np.isin(self.store.index.sentence, drawn), **self._sinks)
         return selection if self.store.finished else selection.written()
 
     @cached_property
     def few(self) -> Selection:
-        rows = self.data.rows
-        if len(rows) <= FEW_ROWS:
+        if len(self.data) <= FEW_ROWS:
             return self.data
-        rows = np.sort(np.random.default_rng(self.seed).choice(rows, FEW_ROWS, replace=False))
+        rows = np.sort(np.random.default_rng(self.seed).choice(self.data.rows, FEW_ROWS, replace=False))
         return self.store.select(rows=rows)
 
     @property
@@ -97,12 +102,12 @@ class Source:
 
     @property
     def data_code(self) -> str:
-        committed = "" if self.store.finished else ".written()"
+        committed, sinks = "" if self.store.finished else ".written()", ", sinks=False" if self._sinks else ""
         if self._n_sentences is None:
-            return f"data = store.select(){committed}"
+            return f"data = store.select({sinks[2:]}){committed}"
         return (
             f"drawn = np.random.default_rng({self.seed}).permutation(len(store.index.text))[:{self._n_sentences}]\n"
-            f"data = store.select(rows=np.isin(store.index.sentence, drawn)){committed}"
+            f"data = store.select(rows=np.isin(store.index.sentence, drawn){sinks}){committed}"
         )
 
     @property
@@ -115,16 +120,15 @@ class Source:
     @property
     def sampled(self) -> list[str]:
         """The caveat that a sample was measured, if one was."""
-        if len(self.data) == self.store.n_rows:
-            return []
-        how = "" if self._n_sentences is None else f", in {self._n_sentences:,} random sentences"
-        return [f"Measured on {len(self.data):,} of {self.store.n_rows:,} rows{how}."]
+        how = ", attention sinks left out" if self._sinks else ""
+        how += "" if self._n_sentences is None else f", in {self._n_sentences:,} random sentences"
+        said = f"Measured on {len(self.data):,} of {self.store.n_rows:,} rows{how}."
+        return [said] if len(self.data) < self.store.n_rows else []
 
     @property
     def sampled_few(self) -> list[str]:
-        if len(self.few) == self.store.n_rows:
-            return []
-        return [f"Measured on {len(self.few):,} random rows of {self.store.n_rows:,}."]
+        few = [f"Measured on {len(self.few):,} random rows of {self.store.n_rows:,}."]
+        return self.sampled if self.few is self.data else few
 
     @cached_property
     def _measured(self) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:

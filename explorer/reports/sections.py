@@ -54,10 +54,9 @@ def contents(source: Source) -> Section:
         "fields of documents": fields or "none",
         "software": _facts(described["software"]),
     }
-    dropped = described["dropped"]
     frame = pl.DataFrame({"": list(facts), "value": list(facts.values())})
     blocks = [Table(frame)]
-    if dropped:
+    if dropped := described["dropped"]:
         rows = [(each["reason"], each["count"], "; ".join(each["examples"][:3])) for each in dropped]
         blocks.append(Table(pl.DataFrame(rows, ["reason", "count", "examples"], orient="row"), "Words without a row"))
     finding = (
@@ -79,11 +78,11 @@ def contents(source: Source) -> Section:
 
 def _facts(described: dict[str, Any]) -> str:
     """Return what people read of a description: no name, checksum or empty value."""
-    shown = {name: each for name, each in described.items() if "sha256" not in name and each not in (None, {}, [], "")}
-    shown.pop("name", None)
+    texts = {name: f"({_facts(each)})" if isinstance(each, dict) else each for name, each in described.items()}
     return ", ".join(
-        f"{name.replace('_', ' ')} {f'({_facts(each)})' if isinstance(each, dict) else each}"
-        for name, each in shown.items()
+        f"{name.replace('_', ' ')} {text}"
+        for name, text in texts.items()
+        if name != "name" and "sha256" not in name and text not in (None, [], (), "", "()")
     )
 
 

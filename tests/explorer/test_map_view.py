@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import embstore as es
+from embstore.corpus import Document
 from tests.explorer.conftest import HOSTILE, Opened, becomes, loaded, new_page, pointed, served
 from tests.explorer.test_views import values
+from tests.models import tiny
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 pytestmark = pytest.mark.slow
@@ -38,10 +40,16 @@ def drawn(page: Any, most: float = float("inf")) -> int:
     raise AssertionError(f"{count} pixels are drawn")
 
 
+def placed(points: np.ndarray, step: int = 1) -> np.ndarray:
+    """Points as the map has them: in the middle of a square from -1 to 1, but for those far out."""
+    ends = np.percentile(points[::step], (0.02, 99.98), axis=0, method="nearest")
+    return np.asarray((points - ends.mean(0)) / (np.ptp(ends, axis=0).max() / 2))
+
+
 def lonely(store: es.Store, layer: int) -> tuple[int, np.ndarray]:
     """The row whose point is farthest from all others but inside the picture, and where it is, from -1 to 1."""
     found = es.analysis.project(store, layers=layer)
-    points = found.points / np.percentile(np.abs(found.points), 99.8)
+    points = placed(found.points)
     near = np.linalg.norm(points[:, None] - points, axis=2) + 9 * np.eye(len(points))
     chosen = int(np.where(np.abs(points).max(1) < 0.95, near.min(1), 0).argmax())
     return int(found.rows[chosen]), points[chosen]
@@ -90,7 +98,7 @@ def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path
     heading.wait_for()
     loaded(page)
     found = es.analysis.project(store.select(words="bank"), layers=1)
-    points = found.points / np.percentile(np.abs(found.points), 99.8)
+    points = placed(found.points)
     inside = (points[:, 0] < 0) & (np.abs(points) < 1.04).all(1)
     near = int((np.abs(points[:, 0]) < 0.02).sum())
     assert abs(int(heading.inner_text().split()[0]) - int(inside.sum())) <= near
@@ -139,7 +147,7 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
 def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, stores: list[Path]) -> None:
     page = view(view="map", layer=2, row=3)
     found = es.analysis.project(es.open(stores[0]), layers=2)
-    point = found.points[found.rows == 3][0] / np.percentile(np.abs(found.points), 99.8)
+    point = placed(found.points)[found.rows == 3][0]
     circle, box = page.locator(".map-box .found"), page.locator(".map-box").bounding_box()
     at = place(point, box["width"], box["height"])[0]
     becomes(page, lambda: float(circle.get_attribute("cx")), pytest.approx(at, abs=0.1))
@@ -207,6 +215,21 @@ def test_attention_is_that_of_the_model(view: Opened, stores: list[Path], block:
     pointed(page.locator(".matrix canvas").last, last_cell, said)
 
 
+def test_subwords_of_bytes_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
+    model = tiny.save("gpt2", tmp_path / "model")
+    es.extract(es.plan([Document("a bank on the café")], model=model), tmp_path / "a.zarr")
+    assert es.analysis.sentence_attention("the café", model=model, layers=[1]).subwords[-1] == "fÃ©"
+    with served(tmp_path / "a.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
+        view = Opened(browser, address)
+        page = view(view="sentence", layer=1)
+        page.get_by_role("button", name="Load the model").click()
+        page.get_by_role("button", name="Head 0").wait_for()
+        loaded(page)
+        said = page.locator(".matrix .note").last.get_by_text(re.compile("fé × fé: "))
+        pointed(page.locator(".matrix canvas").last, last_cell, said)
+        view.close()
+
+
 N_ROWS, LENGTH = 320_000, 20
 
 
@@ -235,7 +258,7 @@ def test_many_points_are_seen_selected_and_followed_through_layers(many: Opened,
     for layer in store.layers:
         expect(page.get_by_text(f"{N_ROWS:,} of {N_ROWS:,} occurrences")).to_be_visible()
         found = es.analysis.project(store, layers=layer, sample=None)
-        points = found.points / np.percentile(np.abs(found.points[::3]), 99.8)
+        points = placed(found.points, 3)
         inside = (points[:, 0] < 0.2) & (np.abs(points) < 1.5).all(1)
         expect(page.locator(".map-box")).to_have_attribute("aria-label", re.compile(f"Map of {N_ROWS} points"))
         expect(page.get_by_role("heading", name=re.compile(f"^{inside.sum() // 1000},")).first).to_be_visible()

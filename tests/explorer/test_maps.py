@@ -13,7 +13,7 @@ import pytest
 import embstore as es
 from embstore.analysis.projection import turn
 from embstore.errors import ExecutorError, InvalidValueError, UnfinishedStoreWarning
-from embstore_explorer import answer
+from embstore_explorer import answer, report
 from embstore_explorer.background import in_process
 from embstore_explorer.queries import map as map_query
 from embstore_explorer.queries.registry import CancelledQueryError
@@ -174,14 +174,22 @@ def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None
 
 
 def test_attention_sinks_are_left_out_of_maps_and_measures(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).normal(size=(20, 1, 9, 4))
+    vectors = np.random.default_rng(0).normal(size=(20, 2, 9, 4))
     vectors[:, :, 0] *= 500
-    store = es.store.write_arrays(tmp_path / "a.zarr", [list("abcdefghi")] * 20, vectors, model="none")
+    sentences = [*[list("abcdefghi")] * 19, list("bacdefghi")]
+    store = es.store.write_arrays(tmp_path / "a.zarr", sentences, vectors, model="none")
     found = ask(Explored(store), layer=0)
-    assert {*range(180)} - {*found.arrays["row"].tolist()} == {*store.select(words="a").rows.tolist()}
+    assert {*range(180)} - {*found.arrays["row"].tolist()} == {*range(0, 180, 9)}
     assert found.data["note"] == "20 attention sinks are left out."
     rows = answer([Explored(store)], "geometry", {})["rows"]
     assert max(row["value"] for row in rows if row["metric"] == "top_component") < 0.5
+    (section,) = report(store, sections="similarity").sections
+    assert section.frames["cka"].equals(es.analysis.linear_cka(store.select(sinks=False), layers=(0, 1)))
+    assert section.caveats[0] == "Measured on 160 of 180 rows, attention sinks left out."
+    hits = answer([Explored(store)], "neighbors", {"word": "b", "layers": "0", "k": 3})
+    near = es.neighbors(store, store.select(words="b", layers=0, sinks=False).vectors().mean(0), layers=0, k=3)
+    assert hits["query"]["count"] == 19
+    assert [each["row"] for each in hits["layers"][0]["neighbors"]] == near["occurrence"].to_list()
 
 
 def test_only_written_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

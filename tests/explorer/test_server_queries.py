@@ -466,7 +466,8 @@ def test_tables_of_scores_next_to_a_store_are_shown(tmp_path: Path) -> None:
     pl.DataFrame({"word": ["a"]}).write_parquet(tmp_path / "probes" / "words.parquet")
     (tmp_path / "probes" / "notes.txt").write_text("not probes")
     (result,) = run(explored([made]), "probes")["results"]
-    assert result == {"name": "scores", "kind": "scores", "rows": [{"layer": 0, "metric": "accuracy", "value": 0.5}]}
+    rows = [{"store": "s", "layer": 0, "metric": "accuracy", "value": 0.5}]
+    assert result == {"name": "scores", "kind": "scores", "rows": rows}
     (tmp_path / "probes" / "bad.parquet").write_text("PAR1")
     with pytest.raises(InvalidValueError, match="bad"):
         answer(explored([made]), "probes", {})

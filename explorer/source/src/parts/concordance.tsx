@@ -27,7 +27,7 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
     { name: "right", title: "Right", sort: sort("right"), class: "right", cell: (row) => <bdi class="context">{inLine(row.right)}</bdi> },
     ...columns.map((column): Column<T> => ({
       name: column.name, title: column.name, sort: sort(column.name), class: "value",
-      cell: (row) => <bdi>{row.labels[column.name] ?? ""}</bdi>,
+      cell: (row) => <bdi title={String(row.labels[column.name] ?? "")}>{row.labels[column.name] ?? ""}</bdi>,
     })),
     {
       name: "links", title: <span class="sr">Links</span>, class: "links",

@@ -11,6 +11,9 @@ interface Props {
   domain?: [number, number];
 }
 
+/** Every so many, for labels that do not touch. */
+const every = <T,>(all: T[], step: number) => all.filter((_, at) => at % Math.ceil(step) === 0);
+
 /** A matrix as cells that are the stronger the greater their number, which they show where it fits. */
 export function HeatMap({ title, rows, columns, values, rowLabel, columnLabel, domain }: Props) {
   const cells = values.flatMap((line, row) => line.map((value, column) => ({ row: rows[row]!, column: columns[column]!, value })));
@@ -24,8 +27,8 @@ export function HeatMap({ title, rows, columns, values, rowLabel, columnLabel, d
       height: size * rows.length + 56,
       marginLeft: 44, marginTop: 12, marginBottom: 40, marginRight: 12,
       padding: 0.03,
-      x: { type: "band", domain: columns, label: columnLabel, labelAnchor: "center", tickSize: 0 },
-      y: { type: "band", domain: rows, label: rowLabel, labelAnchor: "center", reverse: true, tickSize: 0 },
+      x: { type: "band", domain: columns, label: columnLabel, labelAnchor: "center", tickSize: 0, ticks: every(columns, 20 / size) },
+      y: { type: "band", domain: rows, label: rowLabel, labelAnchor: "center", reverse: true, tickSize: 0, ticks: every(rows, 13 / size) },
       color: { type: "identity" },
       marks: [
         Plot.cell(known, {

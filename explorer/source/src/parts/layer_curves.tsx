@@ -27,13 +27,15 @@ const DASHES = ["none", "5 3", "2 3", "8 3 2 3", "1 2"];
 export function LayerCurves({ points, label, title, height = 260, layer, series = [...new Set(points.map((point) => point.series))] }: Props) {
   const layers = [...new Set(points.map((point) => point.layer))].sort((a, b) => a - b);
   const known = points.filter((point): point is CurvePoint & { value: number } => point.value !== null);
+  const values = known.map((point) => point.value);
+  const nearZero = Math.min(...values) < 0.3 * Math.max(...values);
   const stroke = (point: CurvePoint) => color(series.indexOf(point.series));
   const options = (width: number): Plot.PlotOptions => ({
     height,
     marginRight: Math.min(150, 20 + 6.6 * Math.max(...series.map((name) => name.length), 0)),
     marginLeft: 44,
     x: { label: "layer", ticks: layers.filter((_, at) => at % Math.ceil((layers.length * 26) / Math.max(52, width - 150)) === 0), tickFormat: "d", labelAnchor: "center", labelArrow: "none" },
-    y: { label, labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, height / 48) },
+    y: { label, labelArrow: "none", grid: true, nice: true, zero: nearZero, ticks: Math.max(3, height / 48) },
     marks: [
       ...(layer === undefined ? [] : [Plot.ruleX([layer], { stroke: "var(--control)", strokeDasharray: "2 2" })]),
       Plot.areaY(known.filter((point) => point.low != null && point.high != null), {

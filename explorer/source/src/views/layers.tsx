@@ -92,6 +92,7 @@ function CkaPart() {
       <Answer of={answer} what="the similarity of layers">
         {(found) => (
           <>
+            <p class="note"><span class="scale" aria-hidden="true" />0 to 1</p>
             <HeatMap
               title="Linear CKA between layers" rows={found.a} columns={found.b} values={found.values} domain={[0, 1]}
               rowLabel={other === undefined ? "layer" : `layer of ${store.name}`}
@@ -136,24 +137,30 @@ function ProbesPart() {
 
 type Row = Record<string, string | number | null>;
 
+const PROGRESS = ["best_epoch", "converged"]; // metrics of a training
+
 const number = (value: unknown): value is number => typeof value === "number";
 
 function ProbeResult({ name, kind, rows }: ProbeResults["results"][number]) {
-  const points = rows
-    .filter((row) => number(row.layer) && number(row.value))
+  const { store } = useApp();
+  const split = ["test", "dev"].find((one) => rows.some((row) => row.split === one));
+  const scores = rows.filter((row) => number(row.layer) && number(row.value) && (!split || row.split === split) && !PROGRESS.includes(String(row.metric)));
+  const overall = scores.filter((row) => !row.item); // where there are many items, as classes
+  const points = (overall.length && new Set(scores.map((row) => row.item)).size > 8 ? overall : scores)
     .map((row) => ({
       layer: row.layer as number, value: row.value as number, low: row.low as number | null, high: row.high as number | null,
       series: [row.task, row.metric, row.item].filter(Boolean).join(" ") || kind,
     }));
+  const others = [...new Set(rows.map((row) => String(row.store ?? "").replace(/^.*[/]|[.]\w+$/g, "")))].filter((one) => one && one !== store.name);
   const columns = Object.keys(rows[0] ?? {}).filter((column) => rows.some((row) => row[column] != null && row[column] !== ""));
   return (
     <section class="tile">
       <div class="toolbar tight">
-        <h3>{name} <span class="tag">{kind}</span></h3>
+        <h3>{name} <span class="tag">{kind}</span>{others.length > 0 && <span class="tag warn">of {others.join(", ")}</span>}</h3>
         <PictureButtons name={name} />
       </div>
       {points.length > 0 && new Set(points.map((point) => point.series)).size <= 8 && (
-        <LayerCurves title={`${name} by layer`} label="value" height={220} points={points} />
+        <LayerCurves title={`${name} by layer`} label={split ? `value (${split})` : "value"} height={220} points={points} />
       )}
       <details>
         <summary>{rows.length.toLocaleString("en")} numbers</summary>

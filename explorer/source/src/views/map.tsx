@@ -23,6 +23,8 @@ interface MapAnswer {
   shown: number;
   seed: number;
   explained: [number, number] | null;
+  /** What is shown at first: the middle, and half the side of a square that has the points but for those far out. */
+  middle: [number, number] | null;
   extent: number;
   colors: string[];
   scale: "categories" | "ordered";
@@ -158,12 +160,12 @@ function useMap(params: Params & { method: string; sample: number }): Query<Arra
 
 /** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many. */
 function normalized({ meta, arrays }: Arrays<MapAnswer>): Points {
-  const extent = meta.extent || 1;
   const [x, y] = [arrays.x!.values as Float32Array, arrays.y!.values as Float32Array];
-  if (extent !== 1) {
-    for (let i = 0; i < x.length; i++) [x[i], y[i]] = [x[i]! / extent, y[i]! / extent];
-    meta.regions = meta.regions.map((region) => ({ ...region, x: region.x / extent, y: region.y / extent }));
-    meta.extent = 1;
+  if (meta.middle) {
+    const [middleX, middleY, extent] = [...meta.middle, meta.extent || 1];
+    for (let i = 0; i < x.length; i++) [x[i], y[i]] = [(x[i]! - middleX) / extent, (y[i]! - middleY) / extent];
+    meta.regions = meta.regions.map((region) => ({ ...region, x: (region.x - middleX) / extent, y: (region.y - middleY) / extent }));
+    meta.middle = null; // they are in their places
   }
   return { x, y, row: arrays.row!.values as Int32Array, color: arrays.color!.values as Int8Array, regions: meta.regions };
 }

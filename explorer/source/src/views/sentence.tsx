@@ -86,6 +86,14 @@ function SentenceView() {
   );
 }
 
+/** Subwords as text: byte-level tokenizers, as that of GPT-2, spell bytes that are no letters as others from U+0100 on. */
+function readable(subwords: string[]): string[] {
+  if (!subwords.some((one) => one.startsWith("Ġ"))) return subwords.map((one) => one.replace(/^▁(?=.)/, ""));
+  const others = [...Array(256).keys()].filter((byte) => byte < 33 || (byte > 126 && byte < 161) || byte === 173);
+  const byte = (point: number) => (point < 256 ? point : others[point - 256] ?? 63);
+  return subwords.map((one) => new TextDecoder().decode(Uint8Array.from([...one].map((letter) => byte(letter.codePointAt(0)!)))).trim() || "␣");
+}
+
 const FOUND = 10;
 const AROUND = 60; // characters on each side of what was found, to whole words
 
@@ -320,7 +328,7 @@ function Heads({ of: one }: { of: SentenceAnswer }) {
                 ))}
               </ul>
               <h3>{`Head ${chosen} of block ${meta.layer}: each row is what a subword attends to`}</h3>
-              <Matrix label={`Attention of head ${chosen} of block ${meta.layer}`} words={meta.subwords} values={of(chosen)} canvas={canvas} low={0} high={1} />
+              <Matrix label={`Attention of head ${chosen} of block ${meta.layer}`} words={readable(meta.subwords)} values={of(chosen)} canvas={canvas} low={0} high={1} />
               <PythonCall code={meta.python} />
             </>
           );
