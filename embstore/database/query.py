@@ -18,7 +18,7 @@ from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
-from embstore.config import settings
+from embstore.config import config, settings
 from embstore.database.rewrite import DEFAULT, TABLES, Node, function, nodes, rewrite
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, quoted
 from embstore.store import Store
@@ -329,7 +329,8 @@ class Database:
         if not (np.abs(vector) < MAX_NUMBER).all():  # NaN too
             return None
         options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows)}
-        hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
+        with config(device="cpu"):  # another one loads torch, which takes longer than most statements
+            hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
         name, self._made = f"_es_nearest{self._made}", self._made + 1
         chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))
         self.connection.register(name, chosen)
