@@ -258,6 +258,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     plot.save(figure, tmp_path / "name.svg")
     assert {"a$b$", "a_b^c"} <= svg_texts(tmp_path / "name.svg")
     assert figure.legends[0].get_texts()[0].get_text() == r"a\$b\$"
+    assert not plot.geometry_figure(frame).legends
 
 
 def test_a_cka_map_has_each_value_in_its_place() -> None:

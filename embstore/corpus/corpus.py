@@ -274,6 +274,10 @@ def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
             return tuple(map(Path, source))
         if any(is_path):
             raise InvalidValueError("source: some items are paths and others are not")
+        if source and all(isinstance(item, str) and os.path.isfile(item) for item in source):
+            raise InvalidValueError(
+                f"source: {quoted(source[0])} is the name of a file: give Path objects, or the format"
+            )
     if format not in (None, SENTENCES):
         raise InvalidValueError(f"format: {quoted(format)} is for files; sentences from Python have none")
     return None

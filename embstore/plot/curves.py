@@ -41,16 +41,17 @@ STRUCTURE_PANELS = {
 
 
 def geometry_figure(
-    frames: Mapping[str, pl.DataFrame], *, published: Mapping[str, pl.DataFrame] | None = None
+    frames: pl.DataFrame | Mapping[str, pl.DataFrame], *, published: Mapping[str, pl.DataFrame] | None = None
 ) -> Figure:
     """Draw Figures 1-4 of Ethayarajh 2019: a panel for each metric, a line for each store by its name.
 
-    `frames`: of `summarize_geometry`, with the columns `metric, layer` and, as the metric needs, `value` (anisotropy)
-    or `adjusted` (selfsim, intrasim, mev), one row a metric and layer. If `low, high` or `adjusted_low, adjusted_high`
-    exist the interval is shaded. `published`: such frames of others, drawn dashed. Raises InvalidValueError if no
-    metric can be drawn.
+    `frames`: that of `summarize_geometry`, or several by name, with the columns `metric, layer` and, as the metric
+    needs, `value` (anisotropy) or `adjusted` (selfsim, intrasim, mev), one row a metric and layer. If `low, high` or
+    `adjusted_low, adjusted_high` exist the interval is shaded. `published`: such frames of others, drawn dashed.
+    Raises InvalidValueError if no metric can be drawn.
     """
-    check_drawable(frames, ("items",), "frames of summarize_geometry by the name of the store")
+    frames = {"": frames} if hasattr(frames, "get_column") else frames
+    check_drawable(frames, ("items",), "a frame of summarize_geometry, or several by name")
     dashed = published or {}
     for name, frame in [*frames.items(), *dashed.items()]:
         check_columns(frame, ("metric", "layer"), f"the frame of {name}")

@@ -210,6 +210,8 @@ def test_words_of_a_table() -> None:
         ("bank", {"k": 500}, "k 500 is more than the 33 occurrences"),
         ("bank", {"layers": 9}, "layer 9 is not stored"),
         ("bank", {"layers": [0, 1]}, "are 2 layers: give one"),
+        (17, {}, r"17 is no vector: for an occurrence give store.select\(rows="),
+        ([17, 4], {}, r"query: \[17, 4\] is no vector"),
         (np.ones(3), {}, r"queries must be \[q, 32\]"),
         (np.ones(32), {"exclude": "word"}, "exclude 'word' needs queries that are words or occurrences"),
         ("two [marked] [words]", {}, r"2 words of the text are in \[brackets\]"),

@@ -255,7 +255,7 @@ def test_permission_denied() -> None:
             list(open_corpus(path))
 
 
-@pytest.mark.parametrize("source", ["", 7, None, b"a.txt", [Path("a.txt"), "a b"]])
+@pytest.mark.parametrize("source", ["", 7, None, b"a.txt", [Path("a.txt"), "a b"], [__file__]])
 def test_bad_sources(source: Any) -> None:
     assert complaint(lambda: open_corpus(source), InvalidValueError).startswith("source: ")
 

@@ -223,6 +223,10 @@ class Queries:
             return cls.of_vectors(vector, MARKED.split(query)[1].strip())
         words = _words_of(query)
         if words is None and not isinstance(query, Selection):
+            if np.size(query) < store.hidden_size and np.asarray(query).dtype.kind in "iu":
+                raise InvalidValueError(
+                    f"query: {query} is no vector: for an occurrence give store.select(rows=[number])"
+                )
             return cls.of_vectors(query)
         if isinstance(query, Selection) and query.store.path != store.path:
             raise InvalidValueError(
