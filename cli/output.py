@@ -127,10 +127,9 @@ class Drawing(Output):
         require_file(self.plot, "--plot", (".png", ".svg", ".pdf"))
 
     def draw(self, make: Callable[[], Any]) -> None:
-        """Write the figure that `make` returns to --plot, if that is given, and say so."""
+        """Write the figure that `make` returns to --plot, if that is given."""
         if self.plot is not None:
             es.plot.save(make(), self.plot)
-            print(f"figure: {self.plot}", file=sys.stderr)
 
 
 def require_file(path: Path | None, option: str, suffixes: tuple[str, ...] = (".csv", ".parquet", ".json")) -> None:
