@@ -63,9 +63,10 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
     places = [store.layers.index(layer) for layer in layers]
     expected = made.values[places][:, rows]
     np.testing.assert_array_equal(store.vectors(rows, layers=layers), expected)
-    out = np.full((len(rows), store.hidden_size), 7, VALUE_DTYPE[store.dtype])
-    assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out).shape == out.shape
-    np.testing.assert_array_equal(out, expected[0])
+    for kind in {VALUE_DTYPE[store.dtype]} | ({np.dtype("f4")} if store.dtype == "float16" else set()):
+        out = np.full((len(rows), store.hidden_size), 7, kind)
+        assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out).shape == out.shape
+        np.testing.assert_array_equal(out, expected[0])
 
 
 @settings(max_examples=80)
