@@ -27,7 +27,6 @@ from embstore.kernels import (
     score_pairs,
     take_rows,
 )
-from embstore.kernels.plain import partitions_of
 from embstore.store.storage.files import MappedFile
 from embstore.store.vectors import dequantize
 from tests.store_making import make_store
@@ -83,9 +82,6 @@ def test_a_buffer_that_does_not_fit_the_rows_is_refused(target: int) -> None:
     for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
         with pytest.raises((ValueError, BufferError)):
             gather_rows(bases, 3, 8, rows, out, 0)  # type: ignore[arg-type]
-    flags = np.zeros(2, np.uint8)
-    with pytest.raises(ValueError, match="one item for each partition"):
-        partitions_of(rows, 9, 3, flags)
 
 
 def test_a_copy_whose_first_rows_are_slow_ends_early(target: int) -> None:
@@ -109,33 +105,21 @@ def test_float16_becomes_float32_as_it_is_copied(target: int) -> None:
 
 
 def test_rows_are_taken_unless_anything_is_unusual(target: int, tmp_path: Path) -> None:
-    values = np.arange(24, dtype=np.int32).reshape(12, 2)
+    values, out = np.arange(24, dtype=np.int32).reshape(12, 2), np.zeros((3, 2), np.int32)
     (tmp_path / "file").write_bytes(values.tobytes())
-    files = dict.fromkeys(range(3), MappedFile(tmp_path / "file", is_held=True))
-    places = np.array([files[0].address + 32 * number for number in range(3)], np.uint64)
-    committed, out = np.array([1, 1, 0], np.uint8), np.zeros((3, 2), np.int32)
+    file, committed = MappedFile(tmp_path / "file", is_held=True), np.array([1, 1, 0], np.uint8)
+    bases = np.array([file.address, file.address + 32, file.address + 64], np.uint64)
 
-    def taken(*rows: int, held: dict[int, Any] = files, bases: Any = places, n_stored: int = 12) -> int:
-        return take_rows(held, bases, 4, 8, 0, np.array(rows, np.int64), n_stored, 4, committed, out[: len(rows)])
+    def taken(*rows: int, held: Any = (0, 1, 2), n_stored: int = 12, file: MappedFile = file) -> int:
+        held, numbers = dict.fromkeys(held, file), np.array(rows, np.int64)
+        return take_rows(held, bases, 4, 8, 0, numbers, n_stored, 4, committed, out[: len(rows)])
 
     assert taken(7, 0, 4) == (3 if target >= 0 else -1)
-    assert out.tolist() == (values[[7, 0, 4]] if target >= 0 else np.zeros((3, 2))).tolist()
-    unusual = [taken(), taken(8), taken(-1), taken(12), taken(4, n_stored=4), taken(0, held={1: files[1]})]
-    assert [*unusual, taken(0, held={0: MappedFile(tmp_path / "file")})] == [-1] * 7
-    assert taken(0, bases=np.zeros(3, np.uint64)) == min(0, target)
+    assert (out == values[[7, 0, 4]] * (target >= 0)).all()
+    assert [taken(), taken(8), taken(-1), taken(12), taken(4, n_stored=4), taken(0, held=[1])] == [-1] * 6
+    assert taken(0, file=MappedFile(tmp_path / "file")) == -1
     os.truncate(tmp_path / "file", 95)
     assert taken(0) == -1
-
-
-@pytest.mark.parametrize("partition_rows", [3, 4])
-def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(partition_rows: int) -> None:
-    committed = np.array([1, 0, 1, 0], np.uint8)
-    n_stored = 4 * partition_rows - 1
-    rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
-    assert partitions_of(rows, n_stored, partition_rows, committed) == ([0, 1, 3], 3)
-    assert partitions_of(rows[:0], n_stored, partition_rows, committed) == ([], 0)
-    for wrong in (-1, n_stored, -(2**63), 2**63 - 1):
-        assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
 
 
 def test_values_that_are_not_finite_are_found() -> None:

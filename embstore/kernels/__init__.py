@@ -28,9 +28,7 @@ if os.environ.get("EMBSTORE_PURE", "0") in ("", "0"):
     with suppress(ImportError):
         from embstore.kernels import compiled as _extension
 
-        globals().update(
-            {name: made for name, made in vars(_extension).items() if name in globals() and name[0] != "_"}
-        )
+        globals().update({key: made for key, made in vars(_extension).items() if key in globals() and key[0] != "_"})
 
 
 def compiled_name() -> str | None:

@@ -4,7 +4,7 @@
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdio cimport SEEK_END
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 
 cdef extern from "unistd.h" nogil:
     int64_t lseek(int descriptor, int64_t offset, int whence)
@@ -119,29 +119,21 @@ def take_rows(
     dict files, const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, int64_t most_nanoseconds,
     const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed, out
 ):
-    cdef int64_t i, number, n_partitions = -(-n_stored // partition_rows)
-    cdef uint8_t *marked = NULL
-    cdef int shift = 0
-    while (<int64_t>1 << shift) < partition_rows:
-        shift += 1
-    if not rows.shape[0] or committed.shape[0] != n_partitions or (<int64_t>1 << shift) != partition_rows:
+    cdef int64_t i, number
+    cdef int shift = int(partition_rows - 1).bit_length()
+    cdef bytearray marked = bytearray(committed.shape[0])
+    if not rows.shape[0] or (<int64_t>1 << shift) != partition_rows or committed.shape[0] << shift < n_stored:
         return -1
-    marked = <uint8_t *>calloc(n_partitions, 1)
-    if marked == NULL:
-        raise MemoryError
     last = None
-    try:
-        for i in range(rows.shape[0]):
-            number = rows[i] >> shift
-            if not 0 <= rows[i] < n_stored or not committed[number]:
+    for i in range(rows.shape[0]):
+        number = rows[i] >> shift
+        if not 0 <= rows[i] < n_stored or not committed[number]:
+            return -1
+        if not marked[number]:
+            marked[number], file = 1, files.get(number)
+            if file is None or (file is not last and lseek(file.descriptor, 0, SEEK_END) < <int64_t>file.nbytes):
                 return -1
-            if not marked[number]:
-                marked[number], file = 1, files.get(number)
-                if file is None or (file is not last and lseek(file.descriptor, 0, SEEK_END) < <int64_t>file.nbytes):
-                    return -1
-                last = file
-    finally:
-        free(marked)
+            last = file  # of all partitions, in HDF5
     return gather_rows(bases, segment_rows, row_nbytes, rows, out, most_nanoseconds)
 
 

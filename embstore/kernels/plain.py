@@ -23,19 +23,6 @@ NO_ROW = np.iinfo(np.int64).max
 DTYPES = {FLOAT: np.float32, HALF: np.float16, BFLOAT: np.uint16, DOUBLE: np.float64, CODES: np.int8}
 
 
-def partitions_of(
-    rows: NDArray[np.int64], n_stored: int, partition_rows: int, committed: NDArray[np.uint8]
-) -> tuple[list[int], int]:
-    if len(committed) != -(-n_stored // partition_rows):
-        raise ValueError("committed has one item for each partition")
-    if not len(rows):
-        return [], 0
-    if rows.min() < 0 or rows.max() >= n_stored:
-        return [], -1
-    numbers, counts = np.unique(rows // partition_rows, return_counts=True)
-    return numbers.tolist(), int(counts[committed[numbers] == 0].sum())
-
-
 def gather_rows(
     bases: NDArray[np.uint64],
     segment_rows: int,
@@ -46,7 +33,7 @@ def gather_rows(
 ) -> int:
     target = memoryview(out)  # type: ignore[arg-type]
     widened = len(rows) and target.nbytes == 2 * len(rows) * row_nbytes
-    if target.readonly or not target.c_contiguous or target.nbytes != len(rows) * row_nbytes * (2 if widened else 1):
+    if target.readonly or not target.c_contiguous or not (widened or target.nbytes == len(rows) * row_nbytes):
         raise ValueError("out has another size than the rows")
     if not len(rows):
         return 0

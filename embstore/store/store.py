@@ -291,8 +291,7 @@ class Store:
         layers : int, str or list, optional
             The number of a layer, -1 or "last", or a list of them; all layers by default.
         out : array, optional
-            C-contiguous, of the shape of the result, which it receives; for bfloat16 it may be of uint16 (the bits),
-            for float16 of float32.
+            C-contiguous, of the shape of the result, which it receives; of bfloat16 also uint16, of float16 float32.
         missing : "error" or "nan"
             What rows that are not written yet do: raise MissingRowsError, or read as NaN.
 

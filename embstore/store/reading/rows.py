@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StoreDamagedError
 from embstore.kernels import is_resident
-from embstore.kernels.plain import partitions_of
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.conditions import require_rows
@@ -333,6 +332,7 @@ RESUME = "resume the extraction by repeating the call or the `embstore extract` 
 _BATCH_NBYTES = 32 * 2**20  # of rows that are requested from a remote store at a time
 _LINE_NBYTES = 64
 _ALIGNED_NBYTES = 2**16  # smaller arrays gain less than it takes
+_Copied = Callable[[str, int, NDArray[Any]], bool]
 _DECODED_NBYTES = 2**18  # of stored rows that are decoded at a time, while they are in the cache
 
 
@@ -360,14 +360,14 @@ class Gatherer:
         numbers = np.ascontiguousarray(rows, np.int64)
         if self._checksums is None and self._taken(partial(self._copied, numbers), layers, out):
             return out
-        partitions, missing = partitions_of(numbers, layout.n_rows, layout.partition_rows, self._committed)
-        if missing < 0:
-            require_rows(rows, layout.n_rows)
-        if missing:
-            written = self._committed.view(bool)[numbers // layout.partition_rows]
+        require_rows(rows, layout.n_rows)
+        of_rows = numbers // layout.partition_rows
+        partitions = np.flatnonzero(np.bincount(of_rows)).tolist()
+        if not self._committed[partitions].all():
+            written = self._committed.view(bool)[of_rows]
             if not nan:
                 raise MissingRowsError(
-                    f"{missing:,} of the {len(rows):,} rows requested from {self._reader.path} are "
+                    f"{len(rows) - written.sum():,} of the {len(rows):,} rows requested from {self._reader.path} are "
                     f"not written yet, the first is row {numbers[written.argmin()]}: {RESUME}"
                 )
             found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
@@ -387,9 +387,7 @@ class Gatherer:
         layer, layout = self._reader.mapped_layers.get((array, position)), self._layout
         return layer is not None and layer.copied(rows, layout.n_rows, layout.partition_rows, self._committed, out)
 
-    def _taken(
-        self, copied: Callable[[str, int, NDArray[Any]], bool], layers: Sequence[int], out: NDArray[Any]
-    ) -> bool:
+    def _taken(self, copied: _Copied, layers: Sequence[int], out: NDArray[Any]) -> bool:
         """Fill `out` by a function that copies rows of an array and a layer; False once it returns that."""
         is_direct = self._storage == out.dtype or self._storage == np.float16  # which the copy makes float32
         for number, layer in enumerate(layers):
