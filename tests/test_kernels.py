@@ -112,7 +112,7 @@ def test_rows_are_taken_unless_anything_is_unusual(target: int, tmp_path: Path) 
 
     def taken(*rows: int, held: Any = (0, 1, 2), n_stored: int = 12, file: MappedFile = file) -> int:
         held, numbers = dict.fromkeys(held, file), np.array(rows, np.int64)
-        return take_rows(held, bases, 4, 8, 0, numbers, n_stored, 4, committed, out[: len(rows)])
+        return take_rows(held, bases, 4, 8, 0, numbers, n_stored, 4, committed, out[: len(rows)], True)
 
     assert taken(7, 0, 4) == (3 if target >= 0 else -1)
     assert (out == values[[7, 0, 4]] * (target >= 0)).all()

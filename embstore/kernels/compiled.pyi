@@ -40,11 +40,12 @@ def take_rows(
     partition_rows: int,
     committed: NDArray[np.uint8],
     out: NDArray[Any],
+    checks: bool,
 ) -> int:
     """Copy rows as `gather_rows` does; returns -1, and copies none, where there are no rows or any is unusual.
 
     That is a row that does not exist or is not `committed`, or whose partition has no file or one that was cut short.
-    `files`: that of each partition, with an open `descriptor` of it and its `nbytes`.
+    `files`: that of each partition, with an open `descriptor` of it and its `nbytes`; `checks`: look whether it was.
     """
 
 def is_resident(start: int, nbytes: int) -> bool:

@@ -117,7 +117,8 @@ def gather_rows(
 
 def take_rows(
     dict files, const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, int64_t most_nanoseconds,
-    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed, out
+    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed, out,
+    bint checks
 ):
     cdef int64_t i, number
     cdef int shift = int(partition_rows - 1).bit_length()
@@ -131,7 +132,9 @@ def take_rows(
             return -1
         if not marked[number]:
             marked[number], file = 1, files.get(number)
-            if file is None or (file is not last and lseek(file.descriptor, 0, SEEK_END) < <int64_t>file.nbytes):
+            if file is None:
+                return -1
+            if checks and file is not last and lseek(file.descriptor, 0, SEEK_END) < <int64_t>file.nbytes:
                 return -1
             last = file  # of all partitions, in HDF5
     return gather_rows(bases, segment_rows, row_nbytes, rows, out, most_nanoseconds)

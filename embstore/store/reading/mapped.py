@@ -84,7 +84,7 @@ class MappedLayer:
         place = self.files, self._bases, self._chunk_rows, self._row_nbytes, _COLD_NANOSECONDS_A_ROW
         n_copied = take_rows(*place, rows, *which) if len(rows) <= self._batch_rows else -1
         if 0 <= n_copied < len(rows):
-            self._wait_for(rows, which[-1])
+            self._wait_for(rows, which[-2])
         return n_copied >= 0
 
     def view(self, file: MappedFile, start: int, stop: int) -> NDArray[Any]:

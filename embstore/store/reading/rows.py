@@ -53,18 +53,25 @@ class Checksums:
 
 
 def take_stored(
-    reader: Reader, rows: NDArray[np.int64], partitions: Sequence[int], array: str, position: int, out: NDArray[Any]
+    reader: Reader,
+    rows: NDArray[np.int64],
+    partitions: Sequence[int],
+    array: str,
+    position: int,
+    out: NDArray[Any],
+    checks: bool = True,
 ) -> bool:
     """Copy committed rows of one array and layer of a local store, in any order, into `out`; returns True.
 
     `partitions`: those of the rows, ascending. `out` is C-contiguous: as they are stored, or float32 for float16.
+    `checks`: look whether a file was cut short.
     """
     if not len(rows):
         return True
     most = reader.max_mapped
     if len(partitions) <= most:
         layer, files = reader.layer(array, position, partitions)
-        layer.take(rows, files, out)
+        layer.take(rows, files if checks else (), out)
         return True
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")
@@ -332,7 +339,8 @@ RESUME = "resume the extraction by repeating the call or the `embstore extract` 
 _BATCH_NBYTES = 32 * 2**20  # of rows that are requested from a remote store at a time
 _LINE_NBYTES = 64
 _ALIGNED_NBYTES = 2**16  # smaller arrays gain less than it takes
-_Copied = Callable[[str, int, NDArray[Any]], bool]
+_QUICK_ROWS = 1024  # copied from all layers before a file could be cut short
+_Copied = Callable[[str, int, NDArray[Any], bool], bool]
 _DECODED_NBYTES = 2**18  # of stored rows that are decoded at a time, while they are in the cache
 
 
@@ -382,22 +390,24 @@ class Gatherer:
         self._taken(partial(take_stored, self._reader, numbers, partitions), layers, out)
         return out
 
-    def _copied(self, rows: NDArray[np.int64], array: str, position: int, out: NDArray[Any]) -> bool:
+    def _copied(self, rows: NDArray[np.int64], array: str, position: int, *out: Any) -> bool:
         """Copy rows from files that are mapped already as `take_stored` does; False where that takes more than this."""
         layer, layout = self._reader.mapped_layers.get((array, position)), self._layout
-        return layer is not None and layer.copied(rows, layout.n_rows, layout.partition_rows, self._committed, out)
+        return layer is not None and layer.copied(rows, layout.n_rows, layout.partition_rows, self._committed, *out)
 
     def _taken(self, copied: _Copied, layers: Sequence[int], out: NDArray[Any]) -> bool:
         """Fill `out` by a function that copies rows of an array and a layer; False once it returns that."""
         is_direct = self._storage == out.dtype or self._storage == np.float16  # which the copy makes float32
         for number, layer in enumerate(layers):
+            checks = not number or out.shape[1] > _QUICK_ROWS
             if is_direct:
-                if not copied(self._vectors, layer, out[number]):
+                if not copied(self._vectors, layer, out[number], checks):
                     return False
                 continue
             stored = np.empty(out.shape[1:], self._storage)
             scale = None if self._center is None else np.empty(len(stored), SCALE_DTYPE)
-            if not copied(self._vectors, layer, stored) or (scale is not None and not copied("scale", layer, scale)):
+            parts = ((self._vectors, stored),) if scale is None else ((self._vectors, stored), ("scale", scale))
+            if not all(copied(array, layer, into, checks) for array, into in parts):
                 return False
             step = max(1, _DECODED_NBYTES // (self._layout.hidden_size * self._value.itemsize))
             for start in range(0, len(stored), step):
