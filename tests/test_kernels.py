@@ -15,7 +15,6 @@ import polars.testing
 import pytest
 
 import embstore as es
-from embstore import kernels
 from embstore.kernels import (
     Candidates,
     add_cosines,
@@ -23,11 +22,12 @@ from embstore.kernels import (
     gather_rows,
     pack_queries,
     padded_queries,
-    partitions_of,
     plain,
     rank_rows,
     score_pairs,
+    take_rows,
 )
+from embstore.store.storage.files import MappedFile
 from embstore.store.vectors import dequantize
 from tests.store_making import make_store
 
@@ -38,7 +38,7 @@ try:
 except ImportError:
     BEST = -1
 
-NAMES = set(kernels.__all__) - {"compiled_name"}
+NAMES = {name for name in vars(compiled) if name in vars(plain) and name[0] != "_"} if BEST >= 0 else set()
 FLOAT, HALF, BFLOAT, DOUBLE, CODES = range(5)
 COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
@@ -82,9 +82,6 @@ def test_a_buffer_that_does_not_fit_the_rows_is_refused(target: int) -> None:
     for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
         with pytest.raises((ValueError, BufferError)):
             gather_rows(bases, 3, 8, rows, out, 0)  # type: ignore[arg-type]
-    flags = np.zeros(2, np.uint8)
-    with pytest.raises(ValueError, match="one item for each partition"):
-        partitions_of(rows, 9, 3, flags)
 
 
 def test_a_copy_whose_first_rows_are_slow_ends_early(target: int) -> None:
@@ -99,15 +96,30 @@ def test_a_copy_whose_first_rows_are_slow_ends_early(target: int) -> None:
     assert gather_rows(bases, 40, 8, rows[:16], out[:16], -1) == 16
 
 
-@pytest.mark.parametrize("partition_rows", [3, 4])
-def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(target: int, partition_rows: int) -> None:
-    committed = np.array([1, 0, 1, 0], np.uint8)
-    n_stored = 4 * partition_rows - 1
-    rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
-    assert partitions_of(rows, n_stored, partition_rows, committed) == ([0, 1, 3], 3)
-    assert partitions_of(rows[:0], n_stored, partition_rows, committed) == ([], 0)
-    for wrong in (-1, n_stored, -(2**63), 2**63 - 1):
-        assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
+def test_float16_becomes_float32_as_it_is_copied(target: int) -> None:
+    """Every value, in rows that vectors of no processor fill."""
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16)[: 37 * 1771].reshape(-1, 37)
+    rows, out = np.arange(len(values))[::-1].copy(), np.empty(values.shape, np.float32)
+    assert gather_rows(np.array([values.ctypes.data], np.uint64), 1771, 74, rows, out, 0) == 1771
+    np.testing.assert_array_equal(out, values[::-1].astype(np.float32))
+
+
+def test_rows_are_taken_unless_anything_is_unusual(target: int, tmp_path: Path) -> None:
+    values, out = np.arange(24, dtype=np.int32).reshape(12, 2), np.zeros((3, 2), np.int32)
+    (tmp_path / "file").write_bytes(values.tobytes())
+    file, committed = MappedFile(tmp_path / "file", is_held=True), np.array([1, 1, 0], np.uint8)
+    bases = np.array([file.address, file.address + 32, file.address + 64], np.uint64)
+
+    def taken(*rows: int, held: Any = (0, 1, 2), n_stored: int = 12, file: MappedFile = file) -> int:
+        held, numbers = dict.fromkeys(held, file), np.array(rows, np.int64)
+        return take_rows(held, bases, 4, 8, 0, numbers, n_stored, 4, committed, out[: len(rows)], True)
+
+    assert taken(7, 0, 4) == (3 if target >= 0 else -1)
+    assert (out == values[[7, 0, 4]] * (target >= 0)).all()
+    assert [taken(), taken(8), taken(-1), taken(12), taken(4, n_stored=4), taken(0, held=[1])] == [-1] * 6
+    assert taken(0, file=MappedFile(tmp_path / "file")) == -1
+    os.truncate(tmp_path / "file", 95)
+    assert taken(0) == -1
 
 
 def test_values_that_are_not_finite_are_found() -> None:

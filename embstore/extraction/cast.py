@@ -97,7 +97,11 @@ class Cast:
         first = to_device(rows // self._n_rows * len(self._layers) * self._n_rows + rows % self._n_rows, self._device)
         places = first + self._layers
         for name, array in stored.items():  # their layers are apart in memory: `index_copy_` would copy them first
-            buffer[name].flatten(0, 2).index_put_((places,), array)
+            every = buffer[name].flatten(0, 2)
+            if every.device == CPU:
+                _as_items(every.view(len(every), -1))[places.numpy()] = _as_items(array.reshape(*places.shape, -1))
+            else:
+                every.index_put_((places,), array)
         if self._center is not None:  # it is infinite also where finite values are too far from the center
             return _extremes(stored["scale"])
         if chosen.device.type == "cpu" and (self._surely_fit(chosen) or self._are_finite(*torch.aminmax(chosen))):
@@ -161,6 +165,12 @@ class Cast:
             return f"{where}: {value:,.0f} is beyond float16's 65,504: choose dtype float32 or bfloat16"
         computed = str(written.computed).removeprefix("torch.")
         return f"{where}: the model computes {value} in {computed}: {ADVICE[computed]}"
+
+
+def _as_items(vectors: torch.Tensor) -> NDArray[Any]:
+    """View vectors [..., feature] as items of bytes, each of which numpy copies at once."""
+    items = vectors.view(torch.uint8).numpy()
+    return items.view(f"V{items.shape[-1]}")[..., 0]
 
 
 def _extremes(vectors: torch.Tensor) -> torch.Tensor:

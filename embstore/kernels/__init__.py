@@ -9,34 +9,17 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from embstore.kernels.plain import (
-    Candidates,
-    add_cosines,
-    all_finite,
-    gather_rows,
-    is_resident,
-    pack_queries,
-    padded_queries,
-    partitions_of,
-    rank_rows,
-    score_pairs,
-    will_need,
-)
-
-__all__ = [
-    "Candidates",
-    "add_cosines",
-    "all_finite",
-    "compiled_name",
-    "gather_rows",
-    "is_resident",
-    "pack_queries",
-    "padded_queries",
-    "partitions_of",
-    "rank_rows",
-    "score_pairs",
-    "will_need",
-]
+from embstore.kernels.plain import Candidates as Candidates
+from embstore.kernels.plain import add_cosines as add_cosines
+from embstore.kernels.plain import all_finite as all_finite
+from embstore.kernels.plain import gather_rows as gather_rows
+from embstore.kernels.plain import is_resident as is_resident
+from embstore.kernels.plain import pack_queries as pack_queries
+from embstore.kernels.plain import padded_queries as padded_queries
+from embstore.kernels.plain import rank_rows as rank_rows
+from embstore.kernels.plain import score_pairs as score_pairs
+from embstore.kernels.plain import take_rows as take_rows
+from embstore.kernels.plain import will_need as will_need
 
 VERSIONS = ("C", "C with AVX2", "C with AVX-512")  # by the numbers of `limit_target`
 
@@ -45,7 +28,7 @@ if os.environ.get("EMBSTORE_PURE", "0") in ("", "0"):
     with suppress(ImportError):
         from embstore.kernels import compiled as _extension
 
-        globals().update({name: getattr(_extension, name) for name in __all__ if name != "compiled_name"})
+        globals().update({key: made for key, made in vars(_extension).items() if key in globals() and key[0] != "_"})
 
 
 def compiled_name() -> str | None:

@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.kernels.plain import all_finite as all_finite
-from embstore.kernels.plain import rank_rows as rank_rows
-
 def limit_target(most: int) -> int:
     """Use at most version 0 (plain C), 1 (AVX2) or 2 (AVX-512) of the kernels; return the version in use."""
-
-def partitions_of(
-    rows: NDArray[np.int64], n_stored: int, partition_rows: int, committed: NDArray[np.uint8]
-) -> tuple[list[int], int]:
-    """The partitions of some rows, ascending, and how many of the rows are of partitions that are not committed.
-
-    The second number is -1 for a row that is negative or not below `n_stored`.
-    """
 
 def gather_rows(
     bases: NDArray[np.uint64],
@@ -34,8 +23,29 @@ def gather_rows(
 ) -> int:
     """Copy rows from the segments at these addresses into `out`, which is C-contiguous; `rows` are not checked.
 
+    Where `out` has twice their size, rows are of float16 and become float32.
+
     Returns how many rows were copied: all, those before one whose segment has the address 0, or a few where these took
     longer than `most_nanoseconds` each (0: any time).
+    """
+
+def take_rows(
+    files: dict[int, Any],
+    bases: NDArray[np.uint64],
+    segment_rows: int,
+    row_nbytes: int,
+    most_nanoseconds: int,
+    rows: NDArray[np.int64],
+    n_stored: int,
+    partition_rows: int,
+    committed: NDArray[np.uint8],
+    out: NDArray[Any],
+    checks: bool,
+) -> int:
+    """Copy rows as `gather_rows` does; returns -1, and copies none, where there are no rows or any is unusual.
+
+    That is a row that does not exist or is not `committed`, or whose partition has no file or one that was cut short.
+    `files`: that of each partition, with an open `descriptor` of it and its `nbytes`; `checks`: look whether it was.
     """
 
 def is_resident(start: int, nbytes: int) -> bool:

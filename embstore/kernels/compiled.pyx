@@ -3,9 +3,11 @@
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdio cimport SEEK_END
+from libc.stdlib cimport free, malloc
 
-from embstore.kernels.plain import all_finite as all_finite, rank_rows as rank_rows
+cdef extern from "unistd.h" nogil:
+    int64_t lseek(int descriptor, int64_t offset, int whence)
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -54,15 +56,11 @@ cdef extern from "kernels.h" nogil:
         void *buffers
         double *total
     int c_limit_target "limit_target" (int most)
-    int64_t c_mark_partitions "mark_partitions" (
-        const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
-        uint8_t *marked
-    )
     void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes)
     int c_is_resident "is_resident" (uint64_t start, int64_t nbytes)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
-        int64_t most_nanoseconds
+        int widened, int64_t most_nanoseconds
     )
     int64_t panels_floats(int64_t size, int64_t n_queries)
     int64_t buffer_floats(int64_t size, int64_t n_queries)
@@ -94,44 +92,52 @@ def limit_target(int most):
     return c_limit_target(most)
 
 
-def partitions_of(
-    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed
-):
-    cdef int64_t n_rows = rows.shape[0], missing, n_partitions = -(-n_stored // partition_rows)
-    cdef uint8_t *marked
-    if committed.shape[0] != n_partitions:
-        raise ValueError("committed has one item for each partition")
-    if not n_rows:
-        return [], 0
-    marked = <uint8_t *>calloc(n_partitions + 1, 1)
-    if marked == NULL:
-        raise MemoryError
-    with nogil:
-        missing = c_mark_partitions(&rows[0], n_rows, n_stored, partition_rows, &committed[0], marked)
-    found = [number for number in range(n_partitions) if marked[number]]
-    free(marked)
-    return found, missing
-
-
 def gather_rows(
     const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, const int64_t[::1] rows, out,
     int64_t most_nanoseconds
 ):
     cdef int64_t n_rows = rows.shape[0], copied
+    cdef int widened
     cdef Py_buffer target
     if not n_rows:
         return 0
     PyObject_GetBuffer(out, &target, PyBUF_WRITABLE)
     try:
-        if target.len != n_rows * row_nbytes:
+        widened = target.len == 2 * n_rows * row_nbytes
+        if target.len != n_rows * row_nbytes and not widened:
             raise ValueError("out has another size than the rows")
         with nogil:
             copied = c_gather_rows(
-                &bases[0], segment_rows, row_nbytes, &rows[0], n_rows, <char *>target.buf, most_nanoseconds
+                &bases[0], segment_rows, row_nbytes, &rows[0], n_rows, <char *>target.buf, widened, most_nanoseconds
             )
     finally:
         PyBuffer_Release(&target)
     return copied
+
+
+def take_rows(
+    dict files, const uint64_t[::1] bases, int64_t segment_rows, int64_t row_nbytes, int64_t most_nanoseconds,
+    const int64_t[::1] rows, int64_t n_stored, int64_t partition_rows, const uint8_t[::1] committed, out,
+    bint checks
+):
+    cdef int64_t i, number
+    cdef int shift = int(partition_rows - 1).bit_length()
+    cdef bytearray marked = bytearray(committed.shape[0])
+    if not rows.shape[0] or (<int64_t>1 << shift) != partition_rows or committed.shape[0] << shift < n_stored:
+        return -1
+    last = None
+    for i in range(rows.shape[0]):
+        number = rows[i] >> shift
+        if not 0 <= rows[i] < n_stored or not committed[number]:
+            return -1
+        if not marked[number]:
+            marked[number], file = 1, files.get(number)
+            if file is None:
+                return -1
+            if checks and file is not last and lseek(file.descriptor, 0, SEEK_END) < <int64_t>file.nbytes:
+                return -1
+            last = file  # of all partitions, in HDF5
+    return gather_rows(bases, segment_rows, row_nbytes, rows, out, most_nanoseconds)
 
 
 def is_resident(uint64_t start, int64_t nbytes):

@@ -1,9 +1,9 @@
 /* Copy rows from the memory maps of many files straight into the order asked for. */
 
-#include <string.h>
 #include <time.h>
 
-#include "kernels.h"
+#define BODY "gather_body.h"
+#include "targets.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -38,21 +38,6 @@ static int64_t nanoseconds(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-int64_t mark_partitions(
-    const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
-    uint8_t *marked
-) {
-    divisor d = divisor_of(partition_rows);
-    int64_t missing = 0;
-    for (int64_t i = 0; i < n_rows; i++) {
-        if (rows[i] < 0 || rows[i] >= n_stored) return -1;
-        int64_t partition = quotient(rows[i], d);
-        marked[partition] = 1;
-        missing += !committed[partition];
-    }
-    return missing;
-}
-
 static inline const char *address_of(
     const uint64_t *bases, divisor segment_rows, int64_t row_nbytes, int64_t row
 ) {
@@ -63,7 +48,7 @@ static inline const char *address_of(
 
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
-    int64_t most_nanoseconds
+    int widened, int64_t most_nanoseconds
 ) {
     divisor d = divisor_of(segment_rows);
     const char *addresses[AHEAD];
@@ -78,7 +63,8 @@ int64_t gather_rows(
         }
         if (i < 0) continue;
         if (!from) return i;
-        memcpy(out + i * row_nbytes, from, row_nbytes);
+        if (!widened) memcpy(out + i * row_nbytes, from, row_nbytes);
+        else CHOOSE(widen)((const uint16_t *)from, (float *)(out + 2 * i * row_nbytes), row_nbytes / 2);
     }
     return n_rows;
 }

@@ -9,18 +9,12 @@
 int target(void);
 int limit_target(int most);
 
-/* Set marked[p] for the partition p of every row; returns how many rows are of partitions that are not committed, -1
-   for a row that is negative or not below n_stored. */
-int64_t mark_partitions(
-    const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
-    uint8_t *marked);
-
-/* Copy rows of `row_nbytes` bytes to `out`; row r is in segment r / segment_rows, which begins at address
-   bases[r / segment_rows] in memory. Stops at a row whose segment has the address 0, or early where the first rows take
-   longer than most_nanoseconds each (0: any time), and returns its number, else n_rows. */
+/* Copy rows of `row_nbytes` bytes to `out`, `widened` from float16 to float32; row r is in segment r / segment_rows, which
+   begins at address bases[r / segment_rows] in memory. Stops at a row whose segment has the address 0, or early where the
+   first rows take longer than most_nanoseconds each (0: any time), and returns its number, else n_rows. */
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
-    int64_t most_nanoseconds);
+    int widened, int64_t most_nanoseconds);
 
 /* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. */
 void will_need(const uint64_t *starts, int64_t n, int64_t nbytes);

@@ -23,19 +23,6 @@ NO_ROW = np.iinfo(np.int64).max
 DTYPES = {FLOAT: np.float32, HALF: np.float16, BFLOAT: np.uint16, DOUBLE: np.float64, CODES: np.int8}
 
 
-def partitions_of(
-    rows: NDArray[np.int64], n_stored: int, partition_rows: int, committed: NDArray[np.uint8]
-) -> tuple[list[int], int]:
-    if len(committed) != -(-n_stored // partition_rows):
-        raise ValueError("committed has one item for each partition")
-    if not len(rows):
-        return [], 0
-    if rows.min() < 0 or rows.max() >= n_stored:
-        return [], -1
-    numbers, counts = np.unique(rows // partition_rows, return_counts=True)
-    return numbers.tolist(), int(counts[committed[numbers] == 0].sum())
-
-
 def gather_rows(
     bases: NDArray[np.uint64],
     segment_rows: int,
@@ -45,11 +32,13 @@ def gather_rows(
     most_nanoseconds: int,
 ) -> int:
     target = memoryview(out)  # type: ignore[arg-type]
-    if target.readonly or not target.c_contiguous or target.nbytes != len(rows) * row_nbytes:
+    widened = len(rows) and target.nbytes == 2 * len(rows) * row_nbytes
+    if target.readonly or not target.c_contiguous or not (widened or target.nbytes == len(rows) * row_nbytes):
         raise ValueError("out has another size than the rows")
     if not len(rows):
         return 0
-    copies = np.frombuffer(target.cast("B"), np.uint8).reshape(len(rows), row_nbytes)
+    kinds = (np.float16, np.float32) if widened else (np.uint8, np.uint8)
+    copies = np.frombuffer(target.cast("B"), kinds[1]).reshape(len(rows), -1)
     segments, inside = np.divmod(rows, segment_rows)
     addresses = bases[segments]
     n = int((addresses == 0).argmax()) if (addresses == 0).any() else len(rows)
@@ -59,8 +48,13 @@ def gather_rows(
         places = inside[group]
         size = (int(places.max()) + 1) * row_nbytes
         memory: Any = (ctypes.c_uint8 * size).from_address(address)
-        copies[group] = np.frombuffer(memory, np.uint8).reshape(-1, row_nbytes)[places]
+        copies[group] = np.frombuffer(memory, np.uint8).reshape(-1, row_nbytes)[places].view(kinds[0])
     return n
+
+
+def take_rows(*_: Any) -> int:
+    """Without the extension all rows are copied by `gather_rows`, after the same checks."""
+    return -1
 
 
 def all_finite(values: NDArray[np.int8], half: bool) -> bool:

@@ -106,6 +106,8 @@ def resolve_layers(
     given, or with `ascending` sorted and distinct. Raises InvalidValueError for a layer that is not stored, and for
     none at all.
     """
+    if type(layers) is int and layers in stored:  # first, as few rows are read in microseconds
+        return (layers,)
     if layers is None or (isinstance(layers, str) and layers.strip() == "all"):
         return tuple(stored)
     if isinstance(layers, str):
@@ -126,7 +128,7 @@ def resolve_layers(
 
 def is_one_layer(layers: Any) -> bool:
     """Return whether layers are given as the number of one, or as "last": then an array has no axis of layers."""
-    return isinstance(layers, int | np.integer) or (isinstance(layers, str) and layers.strip() == "last")
+    return isinstance(layers, (int, np.integer)) or (isinstance(layers, str) and layers.strip() == "last")
 
 
 def one_layer(layers: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:

@@ -291,7 +291,7 @@ class Store:
         layers : int, str or list, optional
             The number of a layer, -1 or "last", or a list of them; all layers by default.
         out : array, optional
-            C-contiguous, of the shape of the result, which it receives; for bfloat16 it may be of uint16 (the bits).
+            C-contiguous, of the shape of the result, which it receives; of bfloat16 also uint16, of float16 float32.
         missing : "error" or "nan"
             What rows that are not written yet do: raise MissingRowsError, or read as NaN.
 
@@ -300,7 +300,8 @@ class Store:
         InvalidValueError
             For a layer or row that does not exist.
         """
-        check_choice("missing", missing, ("error", "nan"))  # by hand, as few rows are read in microseconds
+        if missing != "error":  # by hand, as few rows are read in microseconds
+            check_choice("missing", missing, ("error", "nan"))
         chosen, one = resolve_layers(layers, self.layers), is_one_layer(layers)
         out = out[None] if one and isinstance(out, np.ndarray) else out
         found = self.source.take(np.arange(self.n_rows) if rows is None else rows, chosen, out, nan=missing == "nan")

@@ -17,9 +17,8 @@ from embstore.store.index import Index
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.table import codes_of, column_of, is_coded
-from embstore.store.vectors import VALUE_DTYPE
 
-GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
+GROUP_NBYTES = 2**21  # of vectors that are read at once, whole batches: few enough to stay in the cache
 REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time
 STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
@@ -147,10 +146,11 @@ class TorchDataset(IterableDataset[Examples]):
         store, layers = self._selection.store, self._selection.layers
         rows = positions if self._selection.is_whole else self._selection.rows[positions]
         labels = np.full(len(rows), -1, np.int64) if self._labels is None else self._labels[positions]
-        kind = np.dtype(np.uint16) if store.dtype == "bfloat16" else VALUE_DTYPE[store.dtype]
-        held = np.empty((len(layers), len(rows), store.hidden_size), kind)
-        vectors = torch.from_numpy(store.vectors(rows, layers=layers, out=held)).view(STORED[store.dtype])
-        vectors = vectors[0] if self._selection.has_one_layer else vectors.transpose(0, 1)
+        widened = (store.dtype, self._dtype) == ("float16", torch.float32)  # as they are copied
+        dtype = self._dtype if widened else STORED[store.dtype]
+        held = torch.empty(len(layers), len(rows), store.hidden_size, dtype=dtype)
+        store.vectors(rows, layers=layers, out=(held.view(torch.uint16) if dtype == torch.bfloat16 else held).numpy())
+        vectors = held[0] if self._selection.has_one_layer else held.transpose(0, 1)
         vectors = vectors.to(self._dtype).contiguous()
         return Examples(vectors, torch.from_numpy(rows), torch.from_numpy(labels), self._read_columns(rows))
 

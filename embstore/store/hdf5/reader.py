@@ -180,8 +180,8 @@ class HDF5Reader:
         self.metadata, self.arrays, self.addresses = read_addresses(path)
         self._file = MappedFile(path)
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
-        self._scattered = MappedFile(path, random=True)
-        self._layers: dict[tuple[str, int], MappedLayer] = {}
+        self._scattered = MappedFile(path, random=True, is_held=True)
+        self.mapped_layers: dict[tuple[str, int], MappedLayer] = {}
 
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
@@ -216,11 +216,12 @@ class HDF5Reader:
 
     def layer(self, array: str, position: int, partitions: Sequence[int]) -> tuple[MappedLayer, list[MappedFile]]:
         """Return a layer (by its position) for access to rows of some partitions, and the file."""
-        layer = self._layers.get((array, position))
+        layer = self.mapped_layers.get((array, position))
         if layer is None:
             spec = self._specs[array]
-            layer = self._layers[array, position] = MappedLayer(spec, chunk_rows(spec))
+            layer = self.mapped_layers[array, position] = MappedLayer(spec, chunk_rows(spec))
             layer.place(0, self._scattered, self.addresses.chunks[array][position])
+            layer.files = dict.fromkeys(range(self.metadata.layout.n_partitions), self._scattered)
         return layer, [self._scattered]
 
     def will_need(self, array: str, position: int, partition: int, start: int, stop: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.kernels import gather_rows, will_need
+from embstore.kernels import gather_rows, take_rows, will_need
 from embstore.store.arrays import ArraySpec
 from embstore.store.storage.files import REPAIR_HINT, MappedFile
 
@@ -65,31 +65,33 @@ class MappedLayer:
                 self.take(rows[start : start + step], (), out[start : start + step])
             return
         layer = self._bases, self._chunk_rows, self._row_nbytes
-        n_copied = gather_rows(*layer, rows, out, _COLD_NANOSECONDS_A_ROW)
-        if n_copied < len(rows):
-            chunks, inside = np.divmod(rows, self._chunk_rows)
-            inside *= self._row_nbytes
-            addresses = self._bases[chunks]
-            addresses = (addresses + inside.view(np.uint64))[addresses != 0]
-            addresses.sort()
-            will_need(addresses, self._row_nbytes)
-            n_copied = gather_rows(*layer, rows, out, 0)
-        if n_copied < len(rows):
+        if gather_rows(*layer, rows, out, _COLD_NANOSECONDS_A_ROW) < len(rows):
+            self._wait_for(rows, out)
+
+    def _wait_for(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Request rows from the disk, and copy them."""
+        chunks, inside = np.divmod(rows, self._chunk_rows)
+        inside *= self._row_nbytes
+        addresses = self._bases[chunks]
+        addresses = (addresses + inside.view(np.uint64))[addresses != 0]
+        addresses.sort()
+        will_need(addresses, self._row_nbytes)
+        if gather_rows(self._bases, self._chunk_rows, self._row_nbytes, rows, out, 0) < len(rows):
             raise StoreDamagedError(f"a chunk lies beyond the end of its file: {REPAIR_HINT}")
+
+    def copied(self, rows: NDArray[np.int64], *which: Any) -> bool:
+        """Copy rows as `take` does, unless `kernels.take_rows` leaves them to it; returns whether they were copied."""
+        place = self.files, self._bases, self._chunk_rows, self._row_nbytes, _COLD_NANOSECONDS_A_ROW
+        n_copied = take_rows(*place, rows, *which) if len(rows) <= self._batch_rows else -1
+        if 0 <= n_copied < len(rows):
+            self._wait_for(rows, which[-2])
+        return n_copied >= 0
 
     def view(self, file: MappedFile, start: int, stop: int) -> NDArray[Any]:
         """Return rows of one partition from `start` up to `stop`, or fewer, as a read-only view of its file."""
         file.require_whole()
         first, last = self._span(file, start, stop)
         return file.bytes[first:last].view(self._dtype).reshape(self._shape)
-
-    def read(self, file: MappedFile, start: int, stop: int, out: NDArray[Any]) -> None:
-        """Copy rows `[start, stop)` of one partition into `out`."""
-        row = start
-        while row < stop:
-            rows = self.view(file, row, stop)
-            out[row - start : row - start + len(rows)] = rows
-            row += len(rows)
 
     def will_need(self, file: MappedFile, start: int, stop: int) -> None:
         """Start reading rows `[start, stop)` of one partition from the disk; returns at once."""

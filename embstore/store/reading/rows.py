@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StoreDamagedError
-from embstore.kernels import is_resident, partitions_of
+from embstore.kernels import is_resident
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.conditions import require_rows
@@ -53,25 +54,25 @@ class Checksums:
 
 def take_stored(
     reader: Reader,
-    array: str,
-    position: int,
     rows: NDArray[np.int64],
     partitions: Sequence[int],
+    array: str,
+    position: int,
     out: NDArray[Any],
-    *,
     checks: bool = True,
-) -> None:
-    """Copy committed rows of one array and layer of a local store, in any order and as they are stored, into `out`.
+) -> bool:
+    """Copy committed rows of one array and layer of a local store, in any order, into `out`; returns True.
 
-    `partitions`: those of the rows, ascending. `out` is C-contiguous. `checks`: look whether a file was cut short.
+    `partitions`: those of the rows, ascending. `out` is C-contiguous: as they are stored, or float32 for float16.
+    `checks`: look whether a file was cut short.
     """
     if not len(rows):
-        return
+        return True
     most = reader.max_mapped
     if len(partitions) <= most:
         layer, files = reader.layer(array, position, partitions)
         layer.take(rows, files if checks else (), out)
-        return
+        return True
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")
     ordered = rows[order]
@@ -82,6 +83,7 @@ def take_stored(
         layer, files = reader.layer(array, position, some)
         layer.take(ordered[first:last], files, taken)
         out[order[first:last]] = taken
+    return True
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class SequentialReader:
                 parts = parts_of(rows, rows // self._partition_rows, self._partition_rows)
                 wait_all(self._remote.begin(self._array, [self._layer], parts, out[None]))
             else:
-                take_stored(self._reader, self._array, self._layer, rows, partitions, out)
+                take_stored(self._reader, rows, partitions, self._array, self._layer, out)
 
 
 def scan_blocks(
@@ -338,6 +340,7 @@ _BATCH_NBYTES = 32 * 2**20  # of rows that are requested from a remote store at 
 _LINE_NBYTES = 64
 _ALIGNED_NBYTES = 2**16  # smaller arrays gain less than it takes
 _QUICK_ROWS = 1024  # copied from all layers before a file could be cut short
+_Copied = Callable[[str, int, NDArray[Any], bool], bool]
 _DECODED_NBYTES = 2**18  # of stored rows that are decoded at a time, while they are in the cache
 
 
@@ -363,14 +366,16 @@ class Gatherer:
         layout = self._layout
         out = checked_out(out, (len(layers), len(rows), layout.hidden_size), layout.dtype)
         numbers = np.ascontiguousarray(rows, np.int64)
-        partitions, missing = partitions_of(numbers, layout.n_rows, layout.partition_rows, self._committed)
-        if missing < 0:
-            require_rows(rows, layout.n_rows)
-        if missing:
-            written = self._committed.view(bool)[numbers // layout.partition_rows]
+        if self._checksums is None and self._taken(partial(self._copied, numbers), layers, out):
+            return out
+        require_rows(rows, layout.n_rows)
+        of_rows = numbers // layout.partition_rows
+        partitions = np.flatnonzero(np.bincount(of_rows)).tolist()
+        if not self._committed[partitions].all():
+            written = self._committed.view(bool)[of_rows]
             if not nan:
                 raise MissingRowsError(
-                    f"{missing:,} of the {len(rows):,} rows requested from {self._reader.path} are "
+                    f"{len(rows) - written.sum():,} of the {len(rows):,} rows requested from {self._reader.path} are "
                     f"not written yet, the first is row {numbers[written.argmin()]}: {RESUME}"
                 )
             found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
@@ -382,25 +387,33 @@ class Gatherer:
         if self._remote is not None:
             self._take_remote(self._remote, numbers, layers, out)
             return out
-        for number, layer in enumerate(layers):
-            if self._storage == out.dtype:
-                checks = not number or len(rows) > _QUICK_ROWS
-                take_stored(self._reader, self._vectors, layer, numbers, partitions, out[number], checks=checks)
-            else:
-                self._take_decoded(numbers, partitions, layer, out[number])
+        self._taken(partial(take_stored, self._reader, numbers, partitions), layers, out)
         return out
 
-    def _take_decoded(self, rows: NDArray[np.int64], partitions: list[int], layer: int, out: NDArray[Any]) -> None:
-        stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
-        take_stored(self._reader, self._vectors, layer, rows, partitions, stored)
-        scale = None
-        if self._center is not None:
-            scale = np.empty(len(rows), SCALE_DTYPE)
-            take_stored(self._reader, "scale", layer, rows, partitions, scale)
-        step = max(1, _DECODED_NBYTES // (self._layout.hidden_size * self._value.itemsize))
-        for start in range(0, len(rows), step):
-            part = slice(start, start + step)
-            self._decoded(layer, stored[part], None if scale is None else scale[part], out[part])
+    def _copied(self, rows: NDArray[np.int64], array: str, position: int, *out: Any) -> bool:
+        """Copy rows from files that are mapped already as `take_stored` does; False where that takes more than this."""
+        layer, layout = self._reader.mapped_layers.get((array, position)), self._layout
+        return layer is not None and layer.copied(rows, layout.n_rows, layout.partition_rows, self._committed, *out)
+
+    def _taken(self, copied: _Copied, layers: Sequence[int], out: NDArray[Any]) -> bool:
+        """Fill `out` by a function that copies rows of an array and a layer; False once it returns that."""
+        is_direct = self._storage == out.dtype or self._storage == np.float16  # which the copy makes float32
+        for number, layer in enumerate(layers):
+            checks = not number or out.shape[1] > _QUICK_ROWS
+            if is_direct:
+                if not copied(self._vectors, layer, out[number], checks):
+                    return False
+                continue
+            stored = np.empty(out.shape[1:], self._storage)
+            scale = None if self._center is None else np.empty(len(stored), SCALE_DTYPE)
+            parts = ((self._vectors, stored),) if scale is None else ((self._vectors, stored), ("scale", scale))
+            if not all(copied(array, layer, into, checks) for array, into in parts):
+                return False
+            step = max(1, _DECODED_NBYTES // (self._layout.hidden_size * self._value.itemsize))
+            for start in range(0, len(stored), step):
+                part = slice(start, start + step)
+                self._decoded(layer, stored[part], None if scale is None else scale[part], out[number, part])
+        return True
 
     def _take_remote(
         self, remote: RemoteRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]
@@ -435,7 +448,7 @@ def checked_out(out: NDArray[Any] | None, shape: tuple[int, int, int], dtype: st
     value = VALUE_DTYPE[dtype]
     if out is None:
         return _aligned(shape, value)
-    kinds = (value, STORAGE_DTYPE[dtype]) if dtype == "bfloat16" else (value,)
+    kinds = {"bfloat16": (value, STORAGE_DTYPE[dtype]), "float16": (value, np.float32)}.get(dtype, (value,))
     is_array = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in kinds
     if not is_array or not out.flags.c_contiguous or not out.flags.writeable:
         raise InvalidValueError(f"out must be a C-contiguous {value} array of shape {shape[1:]} per layer")

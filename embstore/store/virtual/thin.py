@@ -122,7 +122,7 @@ def _stored(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
         arrays[spec.path] = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
         for position, rows in enumerate(arrays[spec.path]):
             layer, [file] = reader.layer(spec.path, position, [number % reader.metadata.layout.n_partitions])
-            layer.read(file, start, stop, rows)
+            layer.take(np.arange(start, stop), [file], rows)
     if crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs]) != record_crc32c(reader.commits()[number]):
         raise StoreDamagedError(f"partition {number} of {reader.path} was changed: repair it before it is thinned")
     return arrays

@@ -93,7 +93,7 @@ class ZarrReader:
         self._files: list[MappedFile] = []
         self._records: Records | None = None
         self._shards: dict[tuple[str, int, bool], Shard] = {}
-        self._layers: dict[tuple[str, int], MappedLayer] = {}
+        self.mapped_layers: dict[tuple[str, int], MappedLayer] = {}
         allow_files(8 * len(self.arrays))
         self.max_mapped = max_mapped()  # shards at a time
         if self.recomputed is not None:  # a file that is mapped takes space after it has left the cache
@@ -146,7 +146,7 @@ class ZarrReader:
         """Drop mapped shards and their indexes, since another process may have replaced them."""
         with self._mutex:
             self._shards.clear()
-            self._layers.clear()
+            self.mapped_layers.clear()
         if self.remote is not None:
             self.remote.forget()
 
@@ -205,10 +205,10 @@ class ZarrReader:
 
         Not to be held from one access to the next: when too many shards are mapped, all are released.
         """
-        layer = self._layers.get((array, position))
+        layer = self.mapped_layers.get((array, position))
         if layer is None:  # the rows of a layer follow each other in a shard
             spec = self.specs[array]
-            layer = self._layers[array, position] = MappedLayer(spec, self.metadata.partition_rows)
+            layer = self.mapped_layers[array, position] = MappedLayer(spec, self.metadata.partition_rows)
         files = layer.files
         for partition in partitions:
             if partition not in files:
@@ -264,7 +264,7 @@ class ZarrReader:
                     shard = self._open_shard(spec, partition, again=True)
                 if len(self._shards) >= self.max_mapped:
                     self._shards.clear()
-                    self._layers.clear()
+                    self.mapped_layers.clear()
                 self._shards[key] = shard
         return shard
 
@@ -282,7 +282,9 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         shape, path = shard_shape(spec, stop - start), self._shard_file(spec, partition, again=again)
         nbytes = shape.nbytes if again else None
-        return Shard(MappedFile(path, random=True, nbytes=nbytes, of=f" of partition {partition}"), shape)
+        is_held = 2 * self.metadata.n_partitions <= self.max_mapped  # no more descriptors in all
+        of = f" of partition {partition}"
+        return Shard(MappedFile(path, random=True, nbytes=nbytes, of=of, is_held=is_held), shape)
 
     def _decoded(self, array: str, partition: int) -> Shard:
         """Return a shard whose bytes are not those that embstore writes, once its values are those of its record."""
