@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def geometry_figure(
     `adjusted_low, adjusted_high` exist the interval is shaded. `published`: such frames of others, drawn dashed.
     Raises InvalidValueError if no metric can be drawn.
     """
-    frames = {"": frames} if hasattr(frames, "get_column") else frames
+    frames = {"": cast("pl.DataFrame", frames)} if hasattr(frames, "get_column") else frames
     check_drawable(frames, ("items",), "a frame of summarize_geometry, or several by name")
     dashed = published or {}
     for name, frame in [*frames.items(), *dashed.items()]:
