@@ -58,6 +58,8 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
     for count in (0, 1, 50, 900):
         rows = random.integers(0, near.n_rows, count)
         assert np.array_equal(far.vectors(rows, layers=3), near.vectors(rows, layers=3))
+        wide = np.empty((1, count, near.hidden_size), np.float32)
+        assert np.array_equal(far.vectors(rows, layers=[3], out=wide)[0], near.vectors(rows, layers=3))
         assert np.array_equal(far.vectors(rows), near.vectors(rows))
         assert np.array_equal(far.vectors(rows, layers=[5, 0, 5]), near.vectors(rows, layers=[5, 0, 5]))
     assert np.array_equal(far.vectors(np.arange(near.n_rows)), near.vectors(np.arange(near.n_rows)))

@@ -69,7 +69,7 @@ class InputMaker:
         """Return the arguments for a batch of sentences.
 
         `starts`, `lengths`: for each sentence of the batch its run of subwords, without special ones. `reach`: of an
-        attention window, in which a word attends to the words so many words away; None: to its whole sentence.
+        attention window, the distance in words up to which a word attends; None: to its whole sentence.
         """
         size = batch.shape[0] * batch.shape[1]
         total = lengths + self.specials.count
