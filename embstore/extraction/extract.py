@@ -250,7 +250,7 @@ def _run_on(
     except ExecutorError as error:
         raise ExecutorError(f"{error}; {_how_to_resume(n_committed, n_partitions)}") from error
     if failed:
-        partition, first = next(iter(failed.items()))
+        partition, first = min(failed.items(), key=lambda item: item[0])
         start, stop = layout.span(partition)
         message = (
             f"{len(failed):,} of {n_partitions:,} partitions of {writer.path} could not be written, first partition "
