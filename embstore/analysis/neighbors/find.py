@@ -267,33 +267,37 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table()
-    marked = _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"])
-    taken = ("query", "rank", "score", "marked", "store", "layer", "search")
-    contexts = contexts.drop("subwords", "source", "document", strict=False)
-    contexts = contexts.rename({name: f"label_{name}" for name in taken}, strict=False)
-    found = pl.DataFrame(
-        {"query": pl.Series(queries.names)[query], "rank": rank + 1, "score": hits.scores[query, rank]}
-    )
-    origin = pl.lit(str(store.path)).alias("store"), pl.lit(layer, pl.Int64).alias("layer")
-    return found.hstack(contexts).with_columns(marked, *origin, pl.Series("search", search)[query])
+    found: dict[str, Any] = {
+        "query": np.asarray(queries.names)[query],
+        "rank": rank + 1,
+        "score": hits.scores[query, rank],
+    }
+    new = {
+        "marked": _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
+        "store": pl.Series([str(store.path)]).new_from_index(0, len(rows)),
+        "layer": np.full(len(rows), layer),
+        "search": pl.Series(search)[query],
+    }
+    for column in contexts:
+        if (name := column.name) not in ("subwords", "source", "document"):
+            found[f"label_{name}" if name in found or name in new else name] = column
+    return pl.DataFrame(found | new)
 
 
 def mark_words(data: Store, rows: ArrayLike) -> list[str]:
     """Return the sentences of some rows with the word, or the whole phrase, in brackets."""
     some = data.select(rows=rows)
-    return _marked(data, some.rows, *some.table(columns=["text", "start", "stop"])).to_list()
+    return _marked(data, some.rows, *some.table(columns=["text", "start", "stop"]))
 
 
-def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Series, stop: pl.Series) -> pl.Series:
-    """Return the column `marked` of some rows: their sentences with the characters from start to stop in brackets."""
-    parts = pl.col("text").str.slice(0, "start"), pl.col("text").str.slice("start", pl.col("stop") - pl.col("start"))
-    bracketed = pl.concat_str(parts[0], pl.lit("["), parts[1], pl.lit("]"), pl.col("text").str.slice("stop"))
-    marked = pl.DataFrame([text, start, stop]).select(marked=bracketed).to_series()
-    odd = np.flatnonzero(start.to_numpy() == stop.to_numpy())  # special tokens, which are not in the text
-    if not len(odd):
-        return marked
-    lines = store.index.concordance(rows[odd])
-    return marked.scatter(odd, [f"{before}[{word}]{after}" for before, word, after in lines])
+def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Series, stop: pl.Series) -> list[str]:
+    """Return the sentences of some rows with the characters from start to stop in brackets."""
+    places = list(zip(text.to_list(), start.to_list(), stop.to_list(), strict=True))
+    marked = [f"{line[:begin]}[{line[begin:end]}]{line[end:]}" for line, begin, end in places]
+    odd = [number for number, (_, begin, end) in enumerate(places) if begin == end]  # special tokens, not in the text
+    for number in odd:
+        marked[number] = "{}[{}]{}".format(*store.index.concordance(rows[[number]])[0])
+    return marked
 
 
 def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, Any]) -> pl.DataFrame:
