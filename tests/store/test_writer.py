@@ -327,6 +327,10 @@ def test_an_interrupted_call_is_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     assert some.digest == whole.digest
 
 
+UNFIT = np.zeros((2, 2, 3), np.float16)
+UNFIT[1, 1, 2] = np.inf
+
+
 @pytest.mark.parametrize(
     ("sentences", "arrays", "error", "match"),
     [
@@ -337,6 +341,8 @@ def test_an_interrupted_call_is_resumed(tmp_path: Path, monkeypatch: pytest.Monk
         ([["a", "b"], ["c"]], ARRAYS[:1], InvalidValueError, "sentence 1 is"),
         ([["a", "b"]], [], InvalidValueError, "give .layer, word, feature"),
         ([["a", "b"]], [np.full((1, 2, 3), 1e6)], NonFiniteError, r"sentence 0, word 0: 1e\+06 is beyond float16"),
+        ([["a", "b"]], [UNFIT], NonFiniteError, "layer 1, sentence 0, word 1: inf is not finite"),
+        ([["a", "b"]], [UNFIT.astype("f8")], NonFiniteError, "layer 1, sentence 0, word 1: inf is not finite"),
     ],
 )
 def test_what_does_not_fit(sentences: Any, arrays: Any, error: type[Exception], match: str, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class _Copy:
                     self._source.vectors(rows, layers=layer, out=out)
                 else:  # each store of a collection of int8 has a center of its own
                     vectors = self._source.vectors(rows, layers=layer)
-                    buffer.put(place, first - start, vectors, where=self._namer(rows))
+                    buffer.put(place, first - start, vectors[None], where=self._namer(rows))
 
     def _of_site(self, source: Store, layout: Layout) -> None:
         """Copy this site of the source from now on."""
@@ -184,6 +184,6 @@ class _Copy:
         means = []
         for layer in self._layout.layers:
             vectors = self._source.vectors(rows, layers=layer)
-            require_storable(vectors, dtype="int8", layer=layer, where=self._namer(rows))
+            require_storable(vectors[None], dtype="int8", layers=[layer], where=self._namer(rows))
             means.append(vectors.mean(0, dtype=np.float64))
         return np.array(means, np.float32)

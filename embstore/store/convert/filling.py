@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from embstore.store.source import FileSource
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.location import ObjectPath, exists_already
 from embstore.store.store import Store
-from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, all_finite, bfloat16_bits, quantize
 from embstore.store.writer import StoreWriter, create_store, remove_store
 
 LARGEST = {
@@ -133,17 +133,20 @@ def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
         )
 
 
-def require_storable(values: NDArray[Any], *, dtype: str, layer: int, where: Callable[[int], str]) -> None:
+def require_storable(values: NDArray[Any], *, dtype: str, layers: Sequence[int], where: Callable[[int], str]) -> None:
     """Raise NonFiniteError for a value that is not finite or too large for the dtype.
 
-    `values`: floats [n, feature]. `layer` and `where(row)`, for a row of `values`, name the value in the error.
+    `values`: floats [layer, n, feature]. `layers` and `where(row)`, for a row of `values`, name the value in the error.
     """
     largest = LARGEST[dtype]
-    if not values.size or (-largest <= float(values.min()) and float(values.max()) <= largest):
+    if values.dtype in (np.float16, np.float32) and np.finfo(values.dtype).max <= largest:
+        if all_finite(np.ascontiguousarray(values)):  # numpy compares float16 slowly
+            return
+    elif not values.size or (-largest <= float(values.min()) and float(values.max()) <= largest):
         return
-    row, feature = np.argwhere(~(np.abs(values.astype(np.float64)) <= largest))[0].tolist()
-    value = float(values[row, feature])
-    name = f"layer {layer}, {where(row)}"
+    layer, row, feature = np.argwhere(~(np.abs(values.astype(np.float64)) <= largest))[0].tolist()
+    value = float(values[layer, row, feature])
+    name = f"layer {layers[layer]}, {where(row)}"
     if not np.isfinite(value):
         raise NonFiniteError(f"{name}: {value} is not finite and cannot be stored")
     wider = {"float16": "choose float32 or bfloat16", "bfloat16": "choose float32"}.get(dtype, "no dtype can hold it")
@@ -169,19 +172,21 @@ class PartitionBuffer:
         return self._arrays[array][layer, start:stop]
 
     def put(self, layer: int, start: int, values: NDArray[Any], *, where: Callable[[int], str]) -> None:
-        """Encode values [n, feature] of one layer into the rows from `start` on. Raises NonFiniteError."""
-        layout = self.layout
-        require_storable(values, dtype=layout.dtype, layer=layout.layers[layer], where=where)
-        stop = start + len(values)
-        target = self._arrays[layout.vectors][layer, start:stop]
-        if layout.dtype == "bfloat16":
+        """Encode values [layer, n, feature], of layers from `layer` on, into the rows from `start` on.
+
+        Raises NonFiniteError.
+        """
+        some, stop = slice(layer, layer + len(values)), start + values.shape[1]
+        require_storable(values, dtype=self.layout.dtype, layers=self.layout.layers[some], where=where)
+        target = self._arrays[self.layout.vectors][some, start:stop]
+        if self.layout.dtype == "bfloat16":
             target[...] = bfloat16_bits(values.astype(np.float32, copy=False))
         elif self._center is None:
             target[...] = values
         else:
-            encoded = quantize(values.astype(np.float32, copy=False)[None], self._center[layer : layer + 1])
-            target[...] = encoded["hidden_states"][0]
-            self._arrays["scale"][layer, start:stop] = encoded["scale"][0]
+            encoded = quantize(values.astype(np.float32, copy=False), self._center[some])
+            target[...] = encoded["hidden_states"]
+            self._arrays["scale"][some, start:stop] = encoded["scale"]
 
     def arrays(self, n_rows: int) -> dict[str, NDArray[Any]]:
         """Return the first rows as `StoreWriter.write` takes them."""

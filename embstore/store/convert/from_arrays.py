@@ -128,9 +128,7 @@ class _Rows:
             sentence = int(self._indptr.searchsorted(row, "right")) - 1
             begin, end = self._indptr[sentence : sentence + 2].tolist()
             array = self._array_of(sentence)[:, row - begin : min(end, stop) - begin]
-            where = partial(_named, sentence, row - begin)
-            for layer, values in enumerate(array):
-                buffer.put(layer, row - start, values, where=where)
+            buffer.put(0, row - start, array, where=partial(_named, sentence, row - begin))
             row += array.shape[1]
 
     def _array_of(self, sentence: int) -> NDArray[Any]:
