@@ -1,4 +1,4 @@
-"""Time commands from the shell, imports included: help, a count in SQL, and an extraction of a short text.
+"""Time commands from the shell, imports included: help, a count in SQL, a short extraction, the explorer's first word.
 
     python benchmarks/commands.py novel.txt --model "$MODEL" --out benchmarks/results/commands.json
 
@@ -16,8 +16,9 @@ import tempfile
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
-from measure import Row, measure, parser_of, write_result
+from measure import Row, measure, parser_of, timed, write_result
 
 import embstore as es
 
@@ -40,6 +41,20 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": paths})
 
 
+def first_word(store: Path, name: str, number: int) -> float:
+    """Start the explorer and return the seconds until a browser has the first answer to a query about a word."""
+    command = (*EMBSTORE, "explore", str(store), "--no-browser")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as explorer:
+        try:
+            words = (word for line in explorer.stdout or () for word in line.split())
+            url = next(word for word in words if word.startswith("http"))
+            browser = build_opener(HTTPCookieProcessor())
+            browser.open(url).read()
+            return timed(lambda: browser.open(f"{url.partition('?')[0]}api/{name}?word=the").read())
+        finally:
+            explorer.kill()
+
+
 def command_rows(lines: Path, model: str, folder: Path, *, n_lines: int, repeats: int) -> list[Row]:
     store, script = folder / "extracted.zarr", folder / "script.npy"
 
@@ -55,6 +70,8 @@ def command_rows(lines: Path, model: str, folder: Path, *, n_lines: int, repeats
     count = (*EMBSTORE, "sql", str(store), "select count(*) from occurrences")
     cases = {"ours": lambda number: run(*count), "limit": lambda number: run(sys.executable, "-c", NEEDED)}
     rows.append(measure("embstore sql, a count", cases, repeats=repeats, limit="its packages imported"))
+    for what, name in (("lines of the first word", "occurrences"), ("its self-similarity", "word")):
+        rows.append(measure(f"explorer, {what}", {"ours": partial(first_word, store, name)}, repeats=repeats))
     rows.append(measure("embstore --help", {"ours": lambda number: run(*EMBSTORE, "--help")}, repeats=repeats))
     return rows
 
