@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 import transformers
 from made import made_sentences, made_words
 from measure import Row, measure, parser_of, products, write_result
-from rivals import good_script
+from rivals import InOpenVino, good_script, is_installed
 
 import embstore as es
 
@@ -39,8 +40,8 @@ def extract_row(sentences: list[list[str]], model: str, folder: Path, *, repeats
         shutil.rmtree(store, ignore_errors=True)
         es.extract(es.plan(sentences, model=encoder, store=store), store)
 
-    def good(number: int) -> None:
-        good_script(sentences, tokenizer, plain, file)
+    def good(number: int, model: Any = plain) -> None:
+        good_script(sentences, tokenizer, model, file)
 
     ours(0)
     good(0)
@@ -48,6 +49,8 @@ def extract_row(sentences: list[list[str]], model: str, folder: Path, *, repeats
     encoded = tokenizer(sentences, is_split_into_words=True, truncation=True, max_length=512)
     lengths = np.array([len(ids) for ids in encoded["input_ids"]])
     cases: dict[str, Any] = {"ours": ours, GOOD: good, "limit": products(needed_flops(plain.config, lengths))}
+    if is_installed("openvino"):
+        cases[f"{GOOD}, OpenVINO"] = partial(good, model=InOpenVino(plain))
     what = f"plan and extract {len(sentences):,} sentences, all layers"
     return measure(what, cases, repeats=repeats, limit="sgemm", target=1.0, warm=0)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,29 @@ def good_script(
             subwords = state.reshape(-1, shape[-1])[places]
             out[layer, rows] = (torch.zeros(len(rows), shape[-1]).index_add_(0, words, subwords) / counts).numpy()
     out.flush()
+
+
+class InOpenVino(torch.nn.Module):
+    """A model of transformers, for `good_script`, as OpenVINO runs it on a CPU in float32."""
+
+    def __init__(self, model: Any) -> None:
+        import openvino
+
+        super().__init__()
+        self.model, self.config = model, model.config
+        ones = torch.ones(2, 8, dtype=torch.int64)
+        converted = openvino.convert_model(self, example_input={"ids": ones, "attention_mask": ones})
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        self.compiled = openvino.compile_model(converted, "CPU", options)
+
+    def forward(self, ids: Any, attention_mask: Any) -> Any:
+        return self.model(ids, attention_mask=attention_mask, output_hidden_states=True).hidden_states
+
+    def __call__(self, ids: Any, attention_mask: Any, output_hidden_states: bool | None = None) -> Any:
+        if output_hidden_states is None:  # it is being converted
+            return super().__call__(ids, attention_mask)
+        states = self.compiled([ids.numpy(), attention_mask.numpy()])
+        return SimpleNamespace(hidden_states=[torch.from_numpy(states[number]) for number in range(len(states))])
 
 
 @torch.inference_mode()
