@@ -139,7 +139,7 @@ def require_storable(values: NDArray[Any], *, dtype: str, layers: Sequence[int],
     `values`: floats [layer, n, feature]. `layers` and `where(row)`, for a row of `values`, name the value in the error.
     """
     largest = LARGEST[dtype]
-    if values.dtype in (np.float16, np.float32) and np.finfo(values.dtype).max <= largest:
+    if values.dtype in (np.float16, np.float32) and float(np.finfo(values.dtype).max) <= largest:
         if all_finite(np.ascontiguousarray(values)):  # numpy compares float16 slowly
             return
     elif not values.size or (-largest <= float(values.min()) and float(values.max()) <= largest):
