@@ -38,24 +38,15 @@ class Lines:
     keeps_returns: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        open_line: list[str] = []
-        number, length = 1, 0  # of the open line
+        number, rest = 1, ""  # of the line that is not complete
         for text in self.texts():
-            lines = text.split("\n")
-            open_line.append(lines[0])
-            length += len(lines[0])
-            if length > MAX_SENTENCE:
+            *lines, rest = (rest + text).split("\n")
+            if len(lines[0] if lines else rest) > MAX_SENTENCE:  # blocks are shorter, so no other line is
                 raise self.error(number, f"a line of more than {MAX_SENTENCE:,} characters: break it into sentences")
-            if len(lines) == 1:
-                continue
-            lines[0] = "".join(open_line)
-            open_line = [lines.pop()]
-            number, length = number + len(lines), len(open_line[0])
-            if not self.keeps_returns and ("\r" in text or lines[0].endswith("\r")):
-                lines = [line.removesuffix("\r") for line in lines]
-            yield from lines
-        if last := "".join(open_line):
-            yield last if self.keeps_returns else last.removesuffix("\r")
+            number += len(lines)
+            yield from lines if self.keeps_returns else (line.removesuffix("\r") for line in lines)
+        if rest:
+            yield rest if self.keeps_returns else rest.removesuffix("\r")
 
     def numbered(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not blank, with their numbers from 1."""

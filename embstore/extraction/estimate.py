@@ -87,17 +87,6 @@ class Estimate:
             return "not measured"
         return f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
 
-    def lines(self) -> list[tuple[str, str]]:
-        """Return the estimate as lines of text, each a name and a value."""
-        gpu = [] if self.device_nbytes is None else [("GPU memory", format_nbytes(self.device_nbytes))]
-        return [
-            ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
-            ("on disk", self.disk),
-            ("peak memory", format_nbytes(self.memory_nbytes)),
-            *gpu,
-            ("time", self.time),
-        ]
-
     def require_space(self) -> None:
         """Raise StorageError if the store would not fit."""
         if self.free_nbytes is not None and self.store_nbytes > self.free_nbytes:

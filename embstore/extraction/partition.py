@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
 from embstore.extraction.options import CLS, ExtractionOptions
-from embstore.extraction.windows import Fan, Places, Targets, cut_windows
-from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, words_of_subwords
+from embstore.extraction.windows import Places, Targets, cut_windows
+from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices, words_of_subwords
 from embstore.store import Index, Metadata
 from embstore.store.index import Contexts
 from embstore.store.layout import Layout
@@ -76,15 +76,15 @@ def group_partitions(
 class Passage:
     """Consecutive contexts of a group, tokenized, with the spans to pool and the rows that get their vectors.
 
-    `sentence_of_row`: int64 [n_rows], counted over the store. `fan`: which of the rows, counted from `first_row`, has
-    which span; None if span i belongs to row i.
+    `sentence_of_row`: int64 [n_rows], counted over the store. `rows_by_span`: the rows in the order of their spans, and
+    where those of each span begin and end, since rows of equal windows share one; None if span i belongs to row i.
     """
 
     first_row: int
     sentence_of_row: _Numbers
     tokenized: Tokenized
     spans: Spans
-    fan: Fan | None = None
+    rows_by_span: tuple[_Numbers, _Numbers] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -92,7 +92,11 @@ class Passage:
 
     def rows_of(self, spans: _Numbers) -> tuple[_Numbers | None, _Numbers]:
         """Return the rows of some spans, and the index of each in `spans` (None: one row each)."""
-        return (None, spans) if self.fan is None else self.fan.rows_of(spans)
+        if self.rows_by_span is None:
+            return None, spans
+        rows, bounds = self.rows_by_span
+        counts = bounds[spans + 1] - bounds[spans]
+        return np.repeat(np.arange(len(spans)), counts), rows[ragged_indices(bounds[spans], counts)]
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ class Plan:
             "words": self.n_words,
             "subwords": self.n_subwords,
             "shared_subwords": self.survey.n_shared,
+            "tokenize": self.metadata.extraction["tokenize"],
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
             "layers": list(self.metadata.layers),
@@ -195,14 +196,21 @@ class Plan:
         return html_table(self.summary())
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the plan as text: its summary, or with `verbose` all of its lines."""
-        lines = self.lines() if verbose else self.summary()
+        """Return the plan as text: its summary, and with `verbose` before it the other figures of `as_json`."""
+        lines = self.summary()
+        if verbose:
+            figures = {**self.as_json(), "dropped": None, "first_sentences": None, "advice": None}
+            named = ((name.replace("_", " "), value) for name, value in figures.items() if value is not None)
+            lines = [*((name, _figure(value)) for name, value in named), *lines]
         width = max(len(name) for name, _ in lines)
         return visible("\n".join(f"{name:<{width}}  {value}".replace("\n", r"\n") for name, value in lines))
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what will be stored, how large and how long, the first sentences as they were split, and notes."""
         layout, layers, cost, info = self.layout, self.metadata.layers, self.estimate, self.encoder.info
+        sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
+        sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
+        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
         whole = len(layers) > 2 and layers[-1] - layers[0] + 1 == len(layers)
         chosen = f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))
         return [
@@ -210,49 +218,6 @@ class Plan:
             ("layers", f"{chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
             ("on disk", f"{cost.disk}; {format_nbytes(cost.memory_nbytes)} of memory"),
             ("time", cost.time),
-            *self._shown(),
-        ]
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return the whole plan as lines, each a name and a value."""
-        options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
-        n_given, more = self.n_sentences_to_run, []
-        of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
-        shared = f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
-        if not self.encoder.reads_text or options.tokenize == "words":
-            shared = ", of each word by itself"
-        together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
-        if contexts := self._contexts_as_json():
-            text = (
-                "{contexts:,} of {subwords_per_context:,.0f} subwords on average; {subwords_run_again:,} are run again"
-            )
-            more.append(("contexts", text.format(**contexts)))
-        for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
-            if width is not None:
-                more.append((f"{kind} window", f"{width} words left and right"))
-        return [
-            ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
-            ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
-            *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
-            ("sentences", f"{self.n_sentences:,}{of_which}"),
-            ("words", f"{self.n_words:,}"),
-            ("subwords", f"{self.n_subwords:,}{shared}"),
-            *([("where", options.keep.where)] if options.keep.where is not None else []),
-            ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
-            *more,
-            ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
-            *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
-            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
-            *self.estimate.lines(),
-            *self._shown(),
-        ]
-
-    def _shown(self) -> list[tuple[str, str]]:
-        """Return the lines that every reader of a plan sees: the first sentences, what is left out, and notes."""
-        sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
-        sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
-        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
-        return [
             *((f"sentence {n}", text) for n, text in enumerate(sentences, 1)),
             *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),
@@ -260,6 +225,16 @@ class Plan:
 
     def _first_sentences(self) -> list[list[str]]:
         return [list(sentence.words) for sentence in self.survey.sample[:N_SHOWN]]
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} ({size})" for name, size in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 @checked

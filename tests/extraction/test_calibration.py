@@ -161,6 +161,6 @@ def test_text_that_is_not_words_with_spaces_gets_a_note(tmp_path: Path, text: st
 def test_a_word_cannot_write_a_line_of_the_plan() -> None:
     plan = plan_of([["the", "a\nnote         pay", "\x1b[2J"]], model=FakeEncoder())
     assert str(plan).count("\n") + 1 == len(plan.summary())
-    assert plan.text(verbose=True).count("\n") + 1 == len(plan.lines())
     assert r"a\nnote" in str(plan)
+    assert r"a\nnote" in plan.text(verbose=True)
     assert r"\x1b[2J" in str(plan)

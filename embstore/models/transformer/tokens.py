@@ -409,10 +409,4 @@ def _restore_space_before_words(backend: Any) -> str:
     if step.get("type") == "ByteLevel":
         backend.pre_tokenizer.add_prefix_space = True
         return ""
-    nested = [step]
-    while nested:
-        step = nested.pop()
-        if step.get("type") == "ByteLevel":
-            return " "
-        nested += step.get("pretokenizers", [])
-    return ""
+    return " " if any(each.get("type") == "ByteLevel" for each in step.get("pretokenizers", ())) else ""
