@@ -245,12 +245,7 @@ def _open_items(items: Any, options: dict[str, Any]) -> Corpus:
         first = list(islice(iterator, 1))
         every = chain(first, iterator)
         if first and isinstance(first[0], Mapping):
-            return read_rows(
-                enumerate(every),
-                read_options,
-                error=lambda number, message: CorpusError(f"row {number}: {message}"),
-                name="rows",
-            )
+            return read_rows(enumerate(every), read_options, place="row ")
         _options(SENTENCES, TEXT_OPTIONS, options)  # raises for those of a table
         return read_items(every, read_options.splitter.document)
 

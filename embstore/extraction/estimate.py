@@ -23,8 +23,7 @@ from embstore.extraction.partition import (
     Passage,
     Reader,
     group_partitions,
-    passage_subwords,
-    passage_words,
+    passage_sizes,
     truncated,
 )
 from embstore.extraction.survey import BLOCK, Survey
@@ -55,8 +54,8 @@ class Estimate:
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, None on a CPU;
     `free_nbytes` in `folder`, None for a bucket, which has no limit.
     `seconds`: time of the forward passes and the casts, None if it was not measured.
-    `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
-    exact and not projected from a sample.
+    `subwords_to_run`: what the model is given, equal windows once, without special subwords; `subwords_counted`: whether
+    that is exact and not projected from a sample.
     """
 
     store_nbytes: int
@@ -66,26 +65,21 @@ class Estimate:
     subwords_per_second: float | None
     seconds: float | None
     subwords_to_run: int
-    counted: bool
+    subwords_counted: bool
     device_nbytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        document = {**asdict(self), "subwords_counted": self.counted}
-        left_out = {"folder", "counted"} | ({"device_nbytes"} if self.device_nbytes is None else set())
-        return {name: value for name, value in document.items() if name not in left_out}
+        document = asdict(self)
+        del document["folder"]
+        return {name: value for name, value in document.items() if name != "device_nbytes" or value is not None}
 
-    @property
-    def disk(self) -> str:
-        """The bytes of the store, and those free in its folder."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the disk, memory and time that are needed, as lines of a name and a value."""
         free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
-        return f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"
-
-    @property
-    def time(self) -> str:
-        """The time of the extraction, and the speed that was measured."""
-        if self.seconds is None or self.subwords_per_second is None:
-            return "not measured"
-        return f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
+        disk, time = f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}", "not measured"
+        if self.seconds is not None:
+            time = f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
+        return [("on disk", f"{disk}; {format_nbytes(self.memory_nbytes)} of memory"), ("time", time)]
 
     def require_space(self) -> None:
         """Raise StorageError if the store would not fit."""
@@ -138,11 +132,12 @@ def estimate(
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
     of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=batch)
-    of_text = PASSAGE_FACTOR * passage_subwords(batch)
+    most_subwords, most_words = passage_sizes(batch)
+    of_text = PASSAGE_FACTOR * most_subwords
     if window is not None:
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
         words = n_rows * min(2 * window + 1, content.longest)
-        of_text += WINDOW_WORD_NBYTES * min(words, passage_words(batch))
+        of_text += WINDOW_WORD_NBYTES * min(words, most_words)
     on_device = encoder.casts_on_device
     of_host = HOST_BUFFERS * partitions if on_device else of_batches  # pinned memory that a GPU copies into
     of_index = sum(column.nbytes for column in index.arrays().values())
@@ -155,7 +150,7 @@ def estimate(
         subwords_per_second=None if seconds is None else subwords / seconds,
         seconds=seconds,
         subwords_to_run=subwords,
-        counted=counted,
+        subwords_counted=counted,
         device_nbytes=of_batches if on_device else None,
     )
 

@@ -184,7 +184,7 @@ class Reader:
         while first < len(lengths):
             last = min(
                 int(np.searchsorted(each, int(each[first]) + most, "right")) - 1
-                for each, most in ((subwords, passage_subwords(batch)), (words, passage_words(batch)))
+                for each, most in zip((subwords, words), passage_sizes(batch), strict=True)
             )
             last = max(first + 1, last)
             rows = np.clip(rows_of[[first, last]], part.start - part.first_row, part.stop - part.first_row)
@@ -276,14 +276,13 @@ class Reader:
         return Targets(context, start, stop, word, after)
 
 
-def passage_words(batch_subwords: int) -> int:
-    """Return how many words the windows of a passage have at most, unless a single sentence has more."""
-    return max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
+def passage_sizes(batch_subwords: int) -> tuple[int, int]:
+    """Return the most subwords of a passage, enough for many batches, and the most words of its windows.
 
-
-def passage_subwords(batch_subwords: int) -> int:
-    """Return the size of a passage: enough for many batches, since a device idles between two passages."""
-    return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH)
+    A device idles between two passages. A single context may be larger.
+    """
+    n_words = max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
+    return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH), n_words
 
 
 def truncated(tokenized: Tokenized, limits: int | _Numbers) -> Tokenized:

@@ -20,7 +20,7 @@ from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, SelfCheck, software_versions
-from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate, format_nbytes
+from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
 from embstore.extraction.partition import Groups, Reader, group_partitions
 from embstore.extraction.resume import check_store
@@ -75,29 +75,6 @@ class Plan:
         """The partitions that are encoded together."""
         return Groups.of(self.metadata)
 
-    @property
-    def n_sentences(self) -> int:
-        return self.survey.n_sentences
-
-    @cached_property
-    def n_sentences_to_run(self) -> int:
-        """The sentences that the model is given: a word of them, or of their context, has a row."""
-        contexts = self.index.contexts
-        return len(self.index.text if contexts is None else self.index.sentences_of(np.arange(len(contexts.start))))
-
-    @property
-    def n_words(self) -> int:
-        return self.survey.n_words
-
-    @property
-    def n_subwords(self) -> int:
-        return self.survey.n_subwords
-
-    @property
-    def tasks(self) -> list[str]:
-        """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
-        return list(self.metadata.corpus["options"].get("tasks", ()))
-
     @cached_property
     def advice(self) -> list[str]:
         """What is probably not meant in how the corpus is read, and the batchings that the model refused, by line."""
@@ -147,18 +124,20 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of the plan, valid against `schemas/plan.schema.json`."""
+        corpus, content, contexts = self.metadata.corpus, self.survey, self.index.contexts
+        run = self.index.text if contexts is None else self.index.sentences_of(np.arange(len(contexts.start)))
         return {
             "model": self.encoder.info.name,
             "architecture": self.encoder.info.architecture,
             "batching": self.encoder.batching,
-            "corpus": self.metadata.corpus["name"],
-            **({"tasks": self.tasks} if self.tasks else {}),
-            "sentences": self.n_sentences,
-            "sentences_to_run": self.n_sentences_to_run,
+            "corpus": corpus["name"],
+            **({"tasks": corpus["options"]["tasks"]} if "tasks" in corpus["options"] else {}),
+            "sentences": content.n_sentences,
+            "sentences_to_run": len(run),
             **({} if self.options.keep.where is None else {"where": self.options.keep.where}),
-            "words": self.n_words,
-            "subwords": self.n_subwords,
-            "shared_subwords": self.survey.n_shared,
+            "words": content.n_words,
+            "subwords": content.n_subwords,
+            "shared_subwords": content.n_shared,
             "tokenize": self.metadata.extraction["tokenize"],
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
@@ -207,7 +186,7 @@ class Plan:
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what will be stored, how large and how long, the first sentences as they were split, and notes."""
-        layout, layers, cost, info = self.layout, self.metadata.layers, self.estimate, self.encoder.info
+        layout, layers, info = self.layout, self.metadata.layers, self.encoder.info
         sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
         sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
         dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
@@ -216,8 +195,7 @@ class Plan:
         return [
             ("stored", f"{layout.n_rows:,} occurrences of {len(self.index.words):,} types"),
             ("layers", f"{chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
-            ("on disk", f"{cost.disk}; {format_nbytes(cost.memory_nbytes)} of memory"),
-            ("time", cost.time),
+            *self.estimate.lines(),
             *((f"sentence {n}", text) for n, text in enumerate(sentences, 1)),
             *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),

@@ -139,10 +139,10 @@ class Documents:
             value = value.item()
         if value is None or (isinstance(value, float) and isnan(value)):
             return -1
-        if isinstance(value, str) and is_encodable(value):
-            return self.numbers[name][value]
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, bool | int | float):
             return self.numbers[name][type(value), value]  # 1, 1.0 and True are equal
+        if isinstance(value, str) and is_encodable(value):
+            return self.numbers[name][str, value]
         raise CorpusError(
             f"document {self.n} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or None"
         )
@@ -153,7 +153,7 @@ class Documents:
             digest.update(self.number.values)
         for name, numbers in self.numbers.items():
             kind = _kind_of(list(numbers))
-            texts = [_text_of(key, kind) for key in numbers]
+            texts = [_text_of(value, kind) for _, value in numbers]
             ascending = sorted(set(texts), key=KINDS[kind])
             places = {text: place for place, text in enumerate(ascending)}
             new = np.array([*(places[text] for text in texts), -1], np.int32)
@@ -169,7 +169,7 @@ class Documents:
 
 def _kind_of(keys: list[Any]) -> str:
     """Return the kind of values: that of all, float for numbers of both types, else str."""
-    types = {str if isinstance(key, str) else key[0] for key in keys}
+    types = {kind for kind, _ in keys}
     if types == {int} and all(-(2**63) <= key[1] < 2**63 for key in keys):
         return "int"
     if types and types <= {int, float} and all(abs(key[1]) < 2**1023 or key[0] is float for key in keys):
@@ -177,10 +177,10 @@ def _kind_of(keys: list[Any]) -> str:
     return "bool" if types == {bool} else "str"
 
 
-def _text_of(key: Any, kind: str) -> str:
-    if isinstance(key, str):
-        return key
-    return field_text(float(key[1]) + 0.0 if kind == "float" else key[1])  # no -0.0
+def _text_of(value: Any, kind: str) -> str:
+    if isinstance(value, str):
+        return value
+    return field_text(float(value) + 0.0 if kind == "float" else value)  # no -0.0
 
 
 class Survey:

@@ -134,7 +134,7 @@ def test_a_folder_of_tasks_is_the_sentences_of_all_once(tmp_path: Path) -> None:
         assert [" ".join(sentence.words) for sentence in corpus] == ["d", "a b", "c", "e f"]
     assert not any(sentence.labels for sentence in corpus)
     plan = plan_of(tmp_path / "tasks", model=FakeEncoder(), store=tmp_path / "s.zarr")
-    assert (plan.n_sentences, plan.as_json()["tasks"]) == (4, ["pos", "roles"])
+    assert (plan.survey.n_sentences, plan.as_json()["tasks"]) == (4, ["pos", "roles"])
     assert re.search(r"tasks +pos, roles\n", plan.text(verbose=True))
     schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
     jsonschema.validate(plan.as_json(), schema)

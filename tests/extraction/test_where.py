@@ -203,7 +203,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     for number, words in enumerate(texts):
         needed += int(model.tokenize([Sentence(words)]).last[1 if number % 2 else 3])
     assert n_run == made.estimate.subwords_to_run == needed < made.n_subwords
-    assert made.estimate.counted
+    assert made.estimate.subwords_counted
 
 
 def described_words(selection: es.store.Selection) -> list[Any]:

@@ -294,7 +294,7 @@ def test_what_is_run_is_every_different_window_once(
         distinct[key] = max(distinct.get(key, ()), ids, key=len)
     different = {ids: len(ids) for ids in distinct.values()}
     assert n_run == plan.estimate.subwords_to_run == sum(different.values())
-    assert plan.estimate.counted
+    assert plan.estimate.subwords_counted
 
 
 def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str], Scene]) -> None:

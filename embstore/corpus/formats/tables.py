@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from embstore.arguments import require_utf8
@@ -46,12 +46,11 @@ KINDS: tuple[tuple[Callable[[str], object], re.Pattern[str]], ...] = (
 
 
 def read_rows(
-    rows: Iterable[tuple[int, Row]], options: ReadOptions, *, error: Callable[[int, str], CorpusError], name: str
+    rows: Iterable[tuple[int, Row]], options: ReadOptions, *, place: str, name: str = "rows"
 ) -> Iterator[Sentence]:
     """Yield the sentences of numbered rows, one document each.
 
-    `error`: makes the error of a row from its number and a message. `name`: of the table, for the warning that rows
-    have no text and are left out.
+    `place`: what errors have before the number of a row. `name`: of the table, for the warning that rows are left out.
     """
     empty: list[int] = []
     column = ""
@@ -62,7 +61,7 @@ def read_rows(
             column = column or options.text or _text_column(row)
             sentences = _sentences(row, column, options)
         except InvalidValueError as reason:
-            raise error(number, str(reason)) from None
+            raise CorpusError(f"{place}{number}: {reason}") from None
         if not sentences:
             empty.append(number)
         yield from sentences
@@ -226,20 +225,17 @@ def parse_object(line: str) -> dict[str, Any]:
 
 def read_jsonl(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each line, one document."""
-    return read_rows(lines.parsed(parse_object), options, error=lines.error, name=lines.path.name)
+    return read_rows(lines.parsed(parse_object), options, place=f"{lines.path}:", name=lines.path.name)
 
 
 def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each row, one document."""
     import polars as pl
 
-    def error_of(number: int, message: str) -> CorpusError:
-        return lines.file_error(f"row {number}: {message}")
-
     require_utf8(lines.path)
     try:
         rows = rows_of_table(pl.scan_parquet(lines.path, glob=False)) or ()
-        yield from read_rows(enumerate(rows), options, error=error_of, name=lines.path.name)
+        yield from read_rows(enumerate(rows), options, place=f"{lines.path}: row ", name=lines.path.name)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise lines.file_error(f"not a Parquet file that can be read: {' '.join(str(error).split())[:200]}") from None
 
@@ -287,7 +283,12 @@ def read_csv(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """
     if not lines.path.is_file():
         raise lines.file_error("is a pipe, and CSV is read twice: write it to a file first")
-    names, rows = _table(lines)
+    rows = _csv_rows(lines)
+    number, names = next(rows, (1, []))
+    if not any(names):
+        raise lines.error(number, "no header: the first line names the columns")
+    if len(set(names)) < len(names):
+        raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
     kinds = [2 * (name == (options.text or DEFAULT_TEXT)) for name in names]  # of KINDS
     for _, row in rows:
         for at, value in enumerate(row):
@@ -298,19 +299,8 @@ def read_csv(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     def typed(row: list[str]) -> dict[str, object]:
         return {name: of(value) if value else None for name, of, value in zip(names, parse, row, strict=True)}
 
-    _, rows = _table(lines)
-    rows_typed = ((number, typed(row)) for number, row in rows)
-    return read_rows(rows_typed, options, error=lines.error, name=lines.path.name)
-
-
-def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    rows = _csv_rows(lines)
-    number, names = next(rows, (1, []))
-    if not any(names):
-        raise lines.error(number, "no header: the first line names the columns")
-    if len(set(names)) < len(names):
-        raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
-    return names, rows
+    typed_rows = ((number, typed(row)) for number, row in islice(_csv_rows(lines), 1, None))
+    return read_rows(typed_rows, options, place=f"{lines.path}:", name=lines.path.name)
 
 
 def _csv_rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:

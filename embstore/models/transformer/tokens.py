@@ -138,6 +138,8 @@ class SubwordTokenizer:
 
     def cut_is_exact(self, left: str, right: str) -> bool:
         """Return whether two texts have the same subwords, each by itself, as both together."""
+        if not self.reads_text:
+            return True  # each word is split by itself
         both, *parts = (encoding.ids for encoding in self._encode([left + right, left, right]))
         return bool(both == list(chain(*parts)))
 
@@ -186,8 +188,6 @@ class SubwordTokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
-        if self._backend is None:
-            raise ModelError("the tokenizer has no fast form, which texts need")
         return list(self._backend.encode_batch(list(texts), add_special_tokens=False))
 
     def _check_ids(self, ids: NDArray[np.int32]) -> None:
