@@ -71,10 +71,9 @@ class Lines:
         """Yield the number of each line that is not blank, and what `parse` makes of it."""
         for number, line in self.numbered():
             try:
-                made = parse(line)
+                yield number, parse(line)
             except InvalidValueError as error:
                 raise self.error(number, str(error)) from None
-            yield number, made
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""
@@ -136,10 +135,8 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         try:
             if magic.startswith(GZIP_MAGIC):
                 yield from iter(partial(gzip.GzipFile(fileobj=file).read, BLOCK_NBYTES), b"")
-            elif kind == "zstd":
-                yield from _zstd_blocks(file)
             else:
-                yield from iter(partial(file.read, BLOCK_NBYTES), b"")
+                yield from _zstd_blocks(file) if kind == "zstd" else iter(partial(file.read, BLOCK_NBYTES), b"")
         except EOFError:
             raise CorpusError(f"{path}: the {kind} data end too early: download or compress the file again") from None
         except (gzip.BadGzipFile, zlib.error) as error:

@@ -37,7 +37,6 @@ class Tree:
 
     @property
     def root(self) -> int:
-        """The position of the root."""
         return int(np.flatnonzero(self.heads == ROOT)[0])
 
 
@@ -61,9 +60,7 @@ def iter_trees(lines: Lines) -> Iterator[Tree]:
         heads = word_heads(lines, numbers, rows)
         if (roots := np.flatnonzero(heads == ROOT)).size != 1:
             named = ", ".join(f"{rows[position][FORM]!r}" for position in roots[:3].tolist()) or "no head is 0"
-            raise lines.error(
-                numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}): a tree has one"
-            )
+            raise lines.error(numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}), not one")
         try:
             ancestry(heads)
         except ValueError:

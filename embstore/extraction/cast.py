@@ -59,7 +59,6 @@ class Cast:
         self._center = None if center is None else torch.from_numpy(center).to(device)[:, None]
 
     def buffer(self, n_partitions: int) -> Buffer:
-        """Return a buffer for the arrays of some partitions."""
         return self._made(n_partitions, self._device, pinned=False)
 
     def host_buffer(self) -> Buffer:

@@ -52,10 +52,9 @@ class Estimate:
     """The cost of an extraction.
 
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, None on a CPU;
-    `free_nbytes` in `folder`, None for a bucket, which has no limit.
-    `seconds`: time of the forward passes and the casts, None if it was not measured.
-    `subwords_to_run`: what the model is given, equal windows once, without special subwords; `subwords_counted`: whether
-    that is exact and not projected from a sample.
+    `free_nbytes` in `folder`, None for a bucket, which has no limit. `seconds`: time of the forward passes and the
+    casts, None if it was not measured. `subwords_to_run`: what the model is given, equal windows once, without special
+    subwords; `subwords_counted`: whether that is exact and not projected from a sample.
     """
 
     store_nbytes: int
@@ -254,7 +253,6 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

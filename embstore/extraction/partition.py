@@ -49,7 +49,6 @@ class Groups:
         return -(-self.layout.n_partitions // self.size)
 
     def partitions(self, group: int) -> range:
-        """Return the partitions of a group."""
         return range(group * self.size, min((group + 1) * self.size, self.layout.n_partitions))
 
     def span(self, group: int) -> tuple[int, int]:

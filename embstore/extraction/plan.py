@@ -18,7 +18,7 @@ from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
-from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
+from embstore.errors import CorpusError, EmbstoreError, ExecutorError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, SelfCheck, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
@@ -30,7 +30,7 @@ from embstore.extraction.windows import Overlap
 from embstore.html import html_table
 from embstore.models.encoder import Encoder, subwords_within
 from embstore.models.loading import encoder_on
-from embstore.models.names import with_begin
+from embstore.models.names import absolute_name, with_begin
 from embstore.progress import reporting
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
@@ -111,8 +111,12 @@ class Plan:
 
     @property
     def encoder_spec(self) -> EncoderSpec:
-        """How another process loads the encoder."""
-        return EncoderSpec.of(self.encoder, self.check, self.metadata.extraction["batching"])
+        """How another process loads the encoder; raises ExecutorError if none can."""
+        encoder, batching = self.encoder, self.metadata.extraction["batching"]
+        if not encoder.source:
+            raise ExecutorError(f"{encoder.info.name} cannot be loaded by its name alone: leave out the executor")
+        model = absolute_name(encoder.source)
+        return EncoderSpec(model, encoder.info, encoder.compute_dtype, batching, self.check, encoder.device_map)
 
     def use_recorded_batching(self, path: Path | ObjectPath) -> None:
         """Take the batching of a store that exists, since on a GPU another one may be the fastest at the moment."""
@@ -125,16 +129,19 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """Return the figures of the plan, valid against `schemas/plan.schema.json`."""
         corpus, content, contexts = self.metadata.corpus, self.survey, self.index.contexts
-        run = self.index.text if contexts is None else self.index.sentences_of(np.arange(len(contexts.start)))
+        n_run = len(self.index.text)
+        some = {"tasks": corpus["options"].get("tasks"), "where": self.options.keep.where, "sites": self.metadata.sites}
+        if contexts is not None:
+            sizes, n_run = contexts.stop - contexts.start, len(self.index.sentences_of(np.arange(len(contexts.start))))
+            some |= {"contexts": len(sizes), "subwords_per_context": float(sizes.mean())}
+            some["subwords_run_again"] = int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum())
         return {
             "model": self.encoder.info.name,
             "architecture": self.encoder.info.architecture,
             "batching": self.encoder.batching,
             "corpus": corpus["name"],
-            **({"tasks": corpus["options"]["tasks"]} if "tasks" in corpus["options"] else {}),
             "sentences": content.n_sentences,
-            "sentences_to_run": len(run),
-            **({} if self.options.keep.where is None else {"where": self.options.keep.where}),
+            "sentences_to_run": n_run,
             "words": content.n_words,
             "subwords": content.n_subwords,
             "shared_subwords": content.n_shared,
@@ -143,9 +150,8 @@ class Plan:
             "types": len(self.index.words),
             "layers": list(self.metadata.layers),
             "hidden_size": self.metadata.hidden_size,
-            **({"sites": dict(self.metadata.sites)} if self.metadata.sites else {}),
             "dtype": self.layout.dtype,
-            **self._contexts_as_json(),
+            **{name: value for name, value in some.items() if value or value == 0},
             "context_window": self.options.context_window,
             "attention_window": self.options.attention_window,
             "partitions": self.metadata.n_partitions,
@@ -155,17 +161,6 @@ class Plan:
             "first_sentences": self._first_sentences(),
             "advice": self.advice,
             **self.estimate.as_json(),
-        }
-
-    def _contexts_as_json(self) -> dict[str, Any]:
-        contexts = self.index.contexts
-        if contexts is None:
-            return {}
-        n_subwords = int((contexts.stop - contexts.start).sum())
-        return {
-            "contexts": len(contexts.start),
-            "subwords_per_context": n_subwords / len(contexts.start),
-            "subwords_run_again": int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum()),
         }
 
     def __repr__(self) -> str:

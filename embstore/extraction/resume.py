@@ -23,9 +23,8 @@ IGNORED = {"model.name", "model.revision", "corpus.name"}
 
 def require_same_plan(planned: Metadata, stored: Metadata, *, path: Path | ObjectPath) -> None:
     """Raise StoreMismatchError, naming the first difference, if the store was made by another plan."""
-    for part in ("corpus", "model", "extraction"):
-        _require_equal(part, getattr(planned, part), getattr(stored, part), path)
-    for part in ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version"):
+    facts = ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version")
+    for part in ("corpus", "model", "extraction", *facts):
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
 
 

@@ -143,9 +143,8 @@ class Documents:
             return self.numbers[name][type(value), value]  # 1, 1.0 and True are equal
         if isinstance(value, str) and is_encodable(value):
             return self.numbers[name][str, value]
-        raise CorpusError(
-            f"document {self.n} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or None"
-        )
+        allowed = "text, a number, true, false or None"
+        raise CorpusError(f"document {self.n} has the field {name!r} {quoted(value)}: a value is {allowed}")
 
     def finish(self, digest: Any) -> None:
         """Sort the values of each field, renumber its codes, and add all to the digest of the corpus."""
@@ -421,13 +420,10 @@ class _Units:
 
 
 def _check_pairs(encoder: Encoder, options: ExtractionOptions) -> None:
-    """Raise an error in one line if pairs cannot be encoded."""
     if not encoder.takes_pairs:
         raise ModelError(f"{encoder.info.architecture} takes no pairs of sentences: give each sentence on its own")
     if options.context_window is not None or options.attention_window is not None or options.context != "sentence":
-        raise InvalidValueError(
-            "pairs of sentences are encoded whole: leave out the context, and the context or attention window"
-        )
+        raise InvalidValueError("pairs of sentences are encoded whole: leave out the context, and windows")
 
 
 def _with_specials(
@@ -511,7 +507,6 @@ def _add_text(
 
 
 def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
-    """Return the codes of the labels of all units."""
     codes_of = {}
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
         if content.specials is not None and column == SPECIAL:

@@ -160,7 +160,6 @@ class Worker:
         self.fetch = Fetch(encoder.device)
 
     def _buffers(self) -> list[Buffer]:
-        """Make the buffers of a group."""
         advice = f"give a smaller --batch-subwords, which makes smaller groups, or {ADVICE}"
         size = Groups.of(self._job.metadata).size
         with memory_needed(f"a group of {size} partitions", self._encoder.device, advice=advice):

@@ -202,7 +202,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     needed = 0
     for number, words in enumerate(texts):
         needed += int(model.tokenize([Sentence(words)]).last[1 if number % 2 else 3])
-    assert n_run == made.estimate.subwords_to_run == needed < made.n_subwords
+    assert n_run == made.estimate.subwords_to_run == needed < made.survey.n_subwords
     assert made.estimate.subwords_counted
 
 
@@ -215,7 +215,7 @@ def test_a_decoder_runs_a_sentence_to_its_end_for_a_special_token_there(tmp_path
     model.special_ids = ((), (1,))
     texts = [words for words in tiny.random_sentences(6, seed=1) if words]
     made = plan_of(texts, model=model, specials=True, keep=es.corpus.Keep(where="position = 0"))
-    assert made.estimate.subwords_to_run == made.n_subwords
+    assert made.estimate.subwords_to_run == made.survey.n_subwords
 
 
 def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path) -> None:

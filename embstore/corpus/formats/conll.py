@@ -51,9 +51,7 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
                 names = (*names[:at], *[SKIPPED] * (len(row) - len(names) + 1), *names[at + 1 :])
             if len(row) != len(names):
                 expected = _columns(names)
-                raise lines.error(
-                    number, f"{_columns(row)} instead of {expected} (see the option columns): {quoted(line)}"
-                )
+                raise lines.error(number, f"{_columns(row)} instead of {expected} (see option columns): {quoted(line)}")
             if "" in row:
                 raise lines.error(number, f"a column is empty: {quoted(line)}")
             rows.append(row)

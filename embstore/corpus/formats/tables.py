@@ -66,10 +66,7 @@ def read_rows(
             empty.append(number)
         yield from sentences
     if empty:
-        rows_have = f"1 row has no text in {quoted(column)} and is"
-        if len(empty) > 1:
-            rows_have = f"{len(empty):,} rows have no text in {quoted(column)} and are"
-        message = f"{name}: {rows_have} left out (the first is number {empty[0]})"
+        message = f"{name}: rows without text in {quoted(column)} are left out: {len(empty):,}, the first is {empty[0]}"
         warnings.warn(message, EmbstoreWarning, stacklevel=2)
 
 
@@ -310,20 +307,17 @@ def _csv_rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
     number, width = 1, 0
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
-            raise lines.error(number, f"not CSV: {reason}") from None
-        if row is None:
-            return
-        if row:
+    try:
+        for row in reader:
             width = width or len(row)
-            if len(row) != width:
+            if row and len(row) != width:
                 raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
-            yield number, row
-        number = reader.line_num + 1
+            if row:
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
+        raise lines.error(number, f"not CSV: {reason}") from None
 
 
 JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, TABLE_OPTIONS)

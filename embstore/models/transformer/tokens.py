@@ -47,7 +47,6 @@ class Specials:
 
     @property
     def count(self) -> int:
-        """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
     def around(self, ids: NDArray[Any]) -> tuple[Indices, Indices]:
@@ -78,7 +77,7 @@ class SubwordTokenizer:
 
     def __init__(self, tokenizer: Any, *, vocabulary: int) -> None:
         self._tokenizer = tokenizer
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self.reads_text = self._backend is not None
         self.vocabulary = vocabulary
         self._aligns = self._checked = False
@@ -101,7 +100,6 @@ class SubwordTokenizer:
 
     @cached_property
     def words(self) -> WordSplitter:
-        """Splits each word by itself."""
         return WordSplitter(self._tokenizer)
 
     @cached_property
