@@ -40,11 +40,13 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         number, rest = 1, ""  # of the line that is not complete
         for text in self.texts():
-            *lines, rest = (rest + text).split("\n")
+            text = rest + text
+            *lines, rest = text.split("\n")
             if len(lines[0] if lines else rest) > MAX_SENTENCE:  # blocks are shorter, so no other line is
                 raise self.error(number, f"a line of more than {MAX_SENTENCE:,} characters: break it into sentences")
             number += len(lines)
-            yield from lines if self.keeps_returns else (line.removesuffix("\r") for line in lines)
+            has_returns = "\r" in text and not self.keeps_returns
+            yield from (line.removesuffix("\r") for line in lines) if has_returns else lines
         if rest:
             yield rest if self.keeps_returns else rest.removesuffix("\r")
 
@@ -96,11 +98,9 @@ class Lines:
                 number = n_newlines + error.object.count(b"\n", 0, error.start) + 1
                 offset = nbytes - len(error.object) + error.start
                 is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                raise self.error(
-                    number,
-                    f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it "
-                    f"is text, save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8",
-                ) from None
+                advice = f"if it is text, save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8"
+                byte = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
+                raise self.error(number, f"{byte} is not utf-8 ({error.reason}); {advice}") from None
             if text and at_start:
                 text, at_start = text.removeprefix("\ufeff"), False
             if "\0" in text:

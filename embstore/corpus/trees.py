@@ -76,11 +76,8 @@ def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str
     for position, (number, row) in enumerate(zip(numbers, rows, strict=True)):
         head = row[HEAD]
         if not (head.isascii() and head.isdigit() and len(head) < 10) or int(head) > len(rows):
-            raise lines.error(
-                number,
-                f"the head (column 7) of {quoted(row[FORM])} is {quoted(head)}: a tree needs a number from 0 (the "
-                f"root) to {len(rows)} for every word",
-            )
+            own, allowed = quoted(row[FORM]), f"a number from 0 (the root) to {len(rows)}"
+            raise lines.error(number, f"the head (column 7) of {own} is {quoted(head)}: a tree needs {allowed}")
         if int(head) == position + 1:
             raise lines.error(number, f"the head (column 7) of {quoted(row[FORM])} is the word itself")
         heads[position] = int(head) - 1

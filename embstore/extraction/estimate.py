@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,7 @@ import numpy as np
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.errors import StorageError
-from embstore.extraction.partition import (
-    MAX_POOLED,
-    Groups,
-    Part,
-    Passage,
-    Reader,
-    group_partitions,
-    passage_sizes,
-    truncated,
-)
+from embstore.extraction.partition import MAX_POOLED, Groups, Part, Reader, group_partitions, passage_sizes, truncated
 from embstore.extraction.survey import BLOCK, Survey
 from embstore.models.encoder import Tokenized
 from embstore.store import Index, Metadata
@@ -83,10 +75,9 @@ class Estimate:
     def require_space(self) -> None:
         """Raise StorageError if the store would not fit."""
         if self.free_nbytes is not None and self.store_nbytes > self.free_nbytes:
-            raise StorageError(
-                f"the store needs {format_nbytes(self.store_nbytes)}, but {self.folder} has "
-                f"{format_nbytes(self.free_nbytes)} free: choose fewer layers or words, or another folder"
-            )
+            needed, free = format_nbytes(self.store_nbytes), format_nbytes(self.free_nbytes)
+            advice = "choose fewer layers or words, or another folder"
+            raise StorageError(f"the store needs {needed}, but {self.folder} has {free} free: {advice}")
 
 
 def estimate(
@@ -124,10 +115,8 @@ def estimate(
         subwords = sum(int(np.minimum(sizes[index.source[some]], limit).sum()) for some in blocks)
         positions = subwords + len(index.text) * encoder.n_specials
         sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, limit)
-    seconds = None
-    if calibrate:
-        rate = calibrated_rate(reader, sample, positions, metadata.layers)
-        seconds = None if rate is None else positions / rate
+    rate = calibrated_rate(reader, sample, positions, metadata.layers) if calibrate else None
+    seconds = None if rate is None else positions / rate
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
     of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=batch)
@@ -161,10 +150,9 @@ def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, in
     item is a sample: the distinct windows of a passage.
     """
     drawn = np.random.default_rng(reader.options.seed).permutation(len(groups))[:SAMPLED_PASSAGES]
-    passages: list[Passage] = []
-    for group in np.sort(drawn).tolist():
-        some = reader.passages(Part.of(index, *groups.span(group)))
-        passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
+    parts = (Part.of(index, *groups.span(group)) for group in np.sort(drawn).tolist())
+    each = SAMPLED_PASSAGES // len(drawn)
+    passages = list(chain.from_iterable(islice(reader.passages(part), each) for part in parts))
     n_rows = sum(passage.n_rows for passage in passages)
     subwords = sum(len(passage.tokenized.ids) for passage in passages)
     windows = sum(len(passage.tokenized) for passage in passages)

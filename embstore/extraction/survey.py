@@ -88,10 +88,8 @@ def _storing() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise StorageError(f"a column of the plan cannot be opened: {TOO_MANY_FILES}") from error
-        raise StorageError(
-            f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
-            "make space there or set TMPDIR to a larger folder"
-        ) from error
+        message = f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}"
+        raise StorageError(f"{message}; make space there or set TMPDIR to a larger folder") from error
 
 
 def numbering() -> defaultdict[str, int]:

@@ -150,7 +150,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
     assert ordinary.metadata.extraction["batching"] == "varlen"
     assert wide.metadata.extraction["batching"] == "equal"
     store, n_run = counted(wide, tmp_path / "wide.zarr")
-    assert n_run == wide.n_subwords  # each sentence once, however many targets it has
+    assert n_run == wide.survey.n_subwords  # each sentence once, however many targets it has
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
 
 

@@ -39,10 +39,9 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
     for block in lines.blocks(DOCUMENT_START):
         rows = []
         for number, line in block:
-            is_tabbed = "\t" in line
-            row = (
-                [column.strip(" ") for column in line.split("\t")] if is_tabbed else list(filter(None, line.split(" ")))
-            )
+            row = [column.strip(" ") for column in line.split("\t")]
+            if len(row) == 1:  # divided by spaces
+                row = list(filter(None, line.split(" ")))
             if REST in names:
                 if len(row) < len(names) - 1:
                     fewer = f"fewer than {','.join(names)} names"

@@ -195,9 +195,8 @@ def field_value(column: str, value: Any) -> FieldValue:
 
 def _is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, or pandas' NaT or NA."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _listed(row: Row) -> str:
