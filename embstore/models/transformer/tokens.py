@@ -407,4 +407,4 @@ def _restore_space_before_words(backend: Any) -> str:
     if step.get("type") == "ByteLevel":
         backend.pre_tokenizer.add_prefix_space = True
         return ""
-    return " " if any(each.get("type") == "ByteLevel" for each in step.get("pretokenizers", ())) else ""
+    return " " if '"ByteLevel"' in json.dumps(step) else ""  # a sequence may be within another
