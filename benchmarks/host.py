@@ -193,7 +193,7 @@ def measured(folder: Path, layers: list[int]) -> dict[str, float]:
         batched.make_batches = counted
         once()
         scale = 1000 * BATCH / sum(positions)
-        figures["words"] = plan.n_words * BATCH / sum(positions)
+        figures["words"] = plan.survey.n_words * BATCH / sum(positions)
         for owner, name, stage in (
             (batched, "sentences_with_spans", "batches"),
             (type(encoder.network.inputs), "batch", "inputs"),

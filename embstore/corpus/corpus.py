@@ -235,22 +235,14 @@ def _open_items(items: Any, options: dict[str, Any]) -> Corpus:
     def read(read_options: ReadOptions) -> Iterator[Sentence]:
         nonlocal was_read
         if was_read and iter(items) is items:
-            raise CorpusError(
-                "sentences: an iterator can be read only once, and this one has been; give a list, or an object "
-                "whose __iter__ returns a new iterator"
-            )
+            raise CorpusError("sentences: an iterator can be read only once, and this one has been: give a list")
         was_read = True
         rows = rows_of_table(items)
         iterator = iter(items if rows is None else rows)
         first = list(islice(iterator, 1))
         every = chain(first, iterator)
         if first and isinstance(first[0], Mapping):
-            return read_rows(
-                enumerate(every),
-                read_options,
-                error=lambda number, message: CorpusError(f"row {number}: {message}"),
-                name="rows",
-            )
+            return read_rows(enumerate(every), read_options, place="row ")
         _options(SENTENCES, TEXT_OPTIONS, options)  # raises for those of a table
         return read_items(every, read_options.splitter.document)
 
@@ -275,9 +267,7 @@ def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
         if any(is_path):
             raise InvalidValueError("source: some items are paths and others are not")
         if source and all(isinstance(item, str) and os.path.isfile(item) for item in source):
-            raise InvalidValueError(
-                f"source: {quoted(source[0])} is the name of a file: give Path objects, or the format"
-            )
+            raise InvalidValueError(f"source: {quoted(source[0])} names a file: give Path objects, or the format")
     if format not in (None, SENTENCES):
         raise InvalidValueError(f"format: {quoted(format)} is for files; sentences from Python have none")
     return None

@@ -98,9 +98,7 @@ def _iter_bio_spans(
             raise lines.error(number, f"the tag {quoted(tag)} is not O, B- or I- with a label")
         if kind == "I" and own != label and not repair:
             before = quoted(tags[position - 1]) if position else "the start of a sentence"
-            raise lines.error(
-                number, f"{quoted(tag)} after {before} continues no span: correct it, or use repair to begin a span"
-            )
+            raise lines.error(number, f"{quoted(tag)} after {before} continues no span: correct it, or give repair")
         if label and not (kind == "I" and own == label):
             yield start, position, label
             label = ""

@@ -38,24 +38,17 @@ class Lines:
     keeps_returns: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        open_line: list[str] = []
-        number, length = 1, 0  # of the open line
+        number, rest = 1, ""  # of the line that is not complete
         for text in self.texts():
-            lines = text.split("\n")
-            open_line.append(lines[0])
-            length += len(lines[0])
-            if length > MAX_SENTENCE:
+            text = rest + text
+            *lines, rest = text.split("\n")
+            if len(lines[0] if lines else rest) > MAX_SENTENCE:  # blocks are shorter, so no other line is
                 raise self.error(number, f"a line of more than {MAX_SENTENCE:,} characters: break it into sentences")
-            if len(lines) == 1:
-                continue
-            lines[0] = "".join(open_line)
-            open_line = [lines.pop()]
-            number, length = number + len(lines), len(open_line[0])
-            if not self.keeps_returns and ("\r" in text or lines[0].endswith("\r")):
-                lines = [line.removesuffix("\r") for line in lines]
-            yield from lines
-        if last := "".join(open_line):
-            yield last if self.keeps_returns else last.removesuffix("\r")
+            number += len(lines)
+            has_returns = "\r" in text and not self.keeps_returns
+            yield from (line.removesuffix("\r") for line in lines) if has_returns else lines
+        if rest:
+            yield rest if self.keeps_returns else rest.removesuffix("\r")
 
     def numbered(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not blank, with their numbers from 1."""
@@ -80,10 +73,9 @@ class Lines:
         """Yield the number of each line that is not blank, and what `parse` makes of it."""
         for number, line in self.numbered():
             try:
-                made = parse(line)
+                yield number, parse(line)
             except InvalidValueError as error:
                 raise self.error(number, str(error)) from None
-            yield number, made
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""
@@ -106,11 +98,9 @@ class Lines:
                 number = n_newlines + error.object.count(b"\n", 0, error.start) + 1
                 offset = nbytes - len(error.object) + error.start
                 is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                raise self.error(
-                    number,
-                    f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it "
-                    f"is text, save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8",
-                ) from None
+                advice = f"if it is text, save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8"
+                byte = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
+                raise self.error(number, f"{byte} is not utf-8 ({error.reason}); {advice}") from None
             if text and at_start:
                 text, at_start = text.removeprefix("\ufeff"), False
             if "\0" in text:
@@ -145,10 +135,8 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         try:
             if magic.startswith(GZIP_MAGIC):
                 yield from iter(partial(gzip.GzipFile(fileobj=file).read, BLOCK_NBYTES), b"")
-            elif kind == "zstd":
-                yield from _zstd_blocks(file)
             else:
-                yield from iter(partial(file.read, BLOCK_NBYTES), b"")
+                yield from _zstd_blocks(file) if kind == "zstd" else iter(partial(file.read, BLOCK_NBYTES), b"")
         except EOFError:
             raise CorpusError(f"{path}: the {kind} data end too early: download or compress the file again") from None
         except (gzip.BadGzipFile, zlib.error) as error:

@@ -98,11 +98,8 @@ def sentence_pair(first: Sentence, second: Sentence, labels: Mapping[str, str | 
     spread = {
         name: [*[one] * len(first.words), None, *[two] * len(second.words)] for name, (one, two) in columns.items()
     }
-    starts = [
-        *(at - first.start for at in first.starts),
-        shift - 1,
-        *(at - second.start + shift for at in second.starts),
-    ]
+    starts = [at - first.start for at in first.starts]
+    starts += [shift - 1, *(at - second.start + shift for at in second.starts)]
     return Sentence([*first.words, PAIR, *second.words], spread, text=f"{first}\n{second}", starts=starts)
 
 

@@ -208,9 +208,7 @@ def check_language(language: str) -> None:
 
     known = [module.name for module in iter_modules(spacy.lang.__path__) if module.ispkg]
     if language not in known:
-        raise InvalidValueError(
-            f"language: {quoted(language)} is not one of {', '.join(known)}; xx is for any other language"
-        )
+        raise InvalidValueError(f"language: {quoted(language)} is not one of {', '.join(known)}; xx is for any other")
     _tokenizer(language)
 
 

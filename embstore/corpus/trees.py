@@ -37,7 +37,6 @@ class Tree:
 
     @property
     def root(self) -> int:
-        """The position of the root."""
         return int(np.flatnonzero(self.heads == ROOT)[0])
 
 
@@ -61,9 +60,7 @@ def iter_trees(lines: Lines) -> Iterator[Tree]:
         heads = word_heads(lines, numbers, rows)
         if (roots := np.flatnonzero(heads == ROOT)).size != 1:
             named = ", ".join(f"{rows[position][FORM]!r}" for position in roots[:3].tolist()) or "no head is 0"
-            raise lines.error(
-                numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}): a tree has one"
-            )
+            raise lines.error(numbers[0], f"the sentence beginning here has {len(roots)} roots ({named}), not one")
         try:
             ancestry(heads)
         except ValueError:
@@ -79,11 +76,8 @@ def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str
     for position, (number, row) in enumerate(zip(numbers, rows, strict=True)):
         head = row[HEAD]
         if not (head.isascii() and head.isdigit() and len(head) < 10) or int(head) > len(rows):
-            raise lines.error(
-                number,
-                f"the head (column 7) of {quoted(row[FORM])} is {quoted(head)}: a tree needs a number from 0 (the "
-                f"root) to {len(rows)} for every word",
-            )
+            own, allowed = quoted(row[FORM]), f"a number from 0 (the root) to {len(rows)}"
+            raise lines.error(number, f"the head (column 7) of {own} is {quoted(head)}: a tree needs {allowed}")
         if int(head) == position + 1:
             raise lines.error(number, f"the head (column 7) of {quoted(row[FORM])} is the word itself")
         heads[position] = int(head) - 1

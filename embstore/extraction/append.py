@@ -96,10 +96,8 @@ def _growing(path: str | Path | ObjectPath) -> Store:
     """Open a store that documents can be appended to."""
     location = parse_location(path)
     if isinstance(location, ObjectPath) or is_hdf5(location):
-        raise InvalidValueError(
-            f"{location} cannot grow: only a .zarr on a disk can; extract a second store and open both as a collection "
-            "(es.open([...]))"
-        )
+        advice = "extract a second store and open both as a collection (es.open([...]))"
+        raise InvalidValueError(f"{location} cannot grow: only a .zarr on a disk can; {advice}")
     if not exists(location):
         raise no_store(location)
     with warnings.catch_warnings():

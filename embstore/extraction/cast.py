@@ -59,7 +59,6 @@ class Cast:
         self._center = None if center is None else torch.from_numpy(center).to(device)[:, None]
 
     def buffer(self, n_partitions: int) -> Buffer:
-        """Return a buffer for the arrays of some partitions."""
         return self._made(n_partitions, self._device, pinned=False)
 
     def host_buffer(self) -> Buffer:
@@ -104,17 +103,17 @@ class Cast:
                 every.index_put_((places,), array)
         if self._center is not None:  # it is infinite also where finite values are too far from the center
             return _extremes(stored["scale"])
-        if chosen.device.type == "cpu" and (self._surely_fit(chosen) or self._are_finite(*torch.aminmax(chosen))):
+        if chosen.device.type == "cpu" and self._fit(chosen):
             return None
         return _extremes(chosen.flatten(1))
 
-    def _surely_fit(self, vectors: torch.Tensor) -> bool:
-        """Return whether sums of squares show that all can be stored; takes a third of the time of their extremes."""
+    def _fit(self, vectors: torch.Tensor) -> bool:
+        """Return whether all can be stored, which sums of squares mostly show, in a third of the time of extremes."""
         bound = min((0.99 * self._largest) ** 2, torch.finfo(torch.float32).max)
         flat = (layer.reshape(-1) for layer in vectors)
-        return vectors.dtype == torch.float32 and all(torch.dot(each, each).item() <= bound for each in flat)
-
-    def _are_finite(self, low: torch.Tensor, high: torch.Tensor) -> bool:
+        if vectors.dtype == torch.float32 and all(torch.dot(each, each).item() <= bound for each in flat):
+            return True
+        low, high = torch.aminmax(vectors)
         return -self._largest <= low.item() and high.item() <= self._largest
 
     def _stored(self, vectors: torch.Tensor) -> Buffer:
@@ -150,9 +149,7 @@ class Cast:
     def _message(self, buffer: Buffer, written: Written, layer: int, ends: list[float]) -> str:
         value = max((end for end in ends if not abs(end) <= self._largest), key=abs)
         array = buffer["scale" if self._center is not None else self._layout.vectors]
-        n_rows = array.shape[2]
-        places = (torch.from_numpy(part).to(array.device) for part in np.divmod(written.rows, n_rows))
-        partition, row = places
+        partition, row = torch.from_numpy(np.stack(np.divmod(written.rows, array.shape[2]))).to(array.device)
         sizes = array[partition, layer, row].float().flatten(1 if array.dim() == 4 else 0).cpu()  # perhaps infinite
         sizes = sizes.abs().nan_to_num(torch.inf, torch.inf)
         sizes = sizes.amax(1) if sizes.dim() == 2 else sizes

@@ -13,7 +13,6 @@ from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
 from embstore.models.encoder import Encoder, ModelInfo
 from embstore.models.loading import encoder_on
-from embstore.models.names import absolute_name
 from embstore.models.placing import DeviceMap
 
 PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
@@ -61,16 +60,6 @@ class EncoderSpec:
     check: SelfCheck
     device_map: DeviceMap | None = None
 
-    @classmethod
-    def of(cls, encoder: Encoder, check: SelfCheck, batching: str) -> EncoderSpec:
-        if not encoder.source:
-            raise ExecutorError(
-                f"{encoder.info.name} has options that its name does not say, so no other process can load it: leave "
-                "out the executor"
-            )
-        model = absolute_name(encoder.source)
-        return cls(model, encoder.info, encoder.compute_dtype, batching, check, encoder.device_map)
-
     def load(self) -> Encoder:
         """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
         try:
@@ -87,10 +76,7 @@ class EncoderSpec:
             ) from error
         for part in ("weights", "tokenizer", "config"):
             if getattr(encoder.info, f"{part}_sha256") != getattr(self.info, f"{part}_sha256"):
-                raise ExecutorError(
-                    f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "
-                    "files again"
-                )
+                raise ExecutorError(f"{self.model!r} has other {part} on this worker than in the plan: copy its files")
         self.check.run(encoder, self.batching)
         encoder.use_batching(self.batching)
         return encoder
@@ -110,7 +96,5 @@ def require_software(planned: Mapping[str, str]) -> None:
     ours = software_versions()
     for package, needed in planned.items():
         if ours.get(package) != needed:
-            raise ExecutorError(
-                f"the worker has {package} {ours.get(package, 'none')}, the plan was made with {needed}: install the "
-                "same version"
-            )
+            found = ours.get(package, "none")
+            raise ExecutorError(f"the worker has {package} {found}, the plan was made with {needed}: install the same")

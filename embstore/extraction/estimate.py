@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,7 @@ import numpy as np
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.errors import StorageError
-from embstore.extraction.partition import (
-    MAX_POOLED,
-    Groups,
-    Part,
-    Passage,
-    Reader,
-    group_partitions,
-    passage_subwords,
-    passage_words,
-    truncated,
-)
+from embstore.extraction.partition import MAX_POOLED, Groups, Part, Reader, group_partitions, passage_sizes, truncated
 from embstore.extraction.survey import BLOCK, Survey
 from embstore.models.encoder import Tokenized
 from embstore.store import Index, Metadata
@@ -53,10 +44,9 @@ class Estimate:
     """The cost of an extraction.
 
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, None on a CPU;
-    `free_nbytes` in `folder`, None for a bucket, which has no limit.
-    `seconds`: time of the forward passes and the casts, None if it was not measured.
-    `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
-    exact and not projected from a sample.
+    `free_nbytes` in `folder`, None for a bucket, which has no limit. `seconds`: time of the forward passes and the
+    casts, None if it was not measured. `subwords_to_run`: what the model is given, equal windows once, without special
+    subwords; `subwords_counted`: whether that is exact and not projected from a sample.
     """
 
     store_nbytes: int
@@ -66,45 +56,28 @@ class Estimate:
     subwords_per_second: float | None
     seconds: float | None
     subwords_to_run: int
-    counted: bool
+    subwords_counted: bool
     device_nbytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        document = {**asdict(self), "subwords_counted": self.counted}
-        left_out = {"folder", "counted"} | ({"device_nbytes"} if self.device_nbytes is None else set())
-        return {name: value for name, value in document.items() if name not in left_out}
-
-    @property
-    def disk(self) -> str:
-        """The bytes of the store, and those free in its folder."""
-        free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
-        return f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"
-
-    @property
-    def time(self) -> str:
-        """The time of the extraction, and the speed that was measured."""
-        if self.seconds is None or self.subwords_per_second is None:
-            return "not measured"
-        return f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
+        document = asdict(self)
+        del document["folder"]
+        return {name: value for name, value in document.items() if name != "device_nbytes" or value is not None}
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the estimate as lines of text, each a name and a value."""
-        gpu = [] if self.device_nbytes is None else [("GPU memory", format_nbytes(self.device_nbytes))]
-        return [
-            ("to run", f"{self.subwords_to_run:,} subwords" + ("" if self.counted else ", projected from a sample")),
-            ("on disk", self.disk),
-            ("peak memory", format_nbytes(self.memory_nbytes)),
-            *gpu,
-            ("time", self.time),
-        ]
+        """Return the disk, memory and time that are needed, as lines of a name and a value."""
+        free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
+        disk, time = f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}", "not measured"
+        if self.seconds is not None:
+            time = f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
+        return [("on disk", f"{disk}; {format_nbytes(self.memory_nbytes)} of memory"), ("time", time)]
 
     def require_space(self) -> None:
         """Raise StorageError if the store would not fit."""
         if self.free_nbytes is not None and self.store_nbytes > self.free_nbytes:
-            raise StorageError(
-                f"the store needs {format_nbytes(self.store_nbytes)}, but {self.folder} has "
-                f"{format_nbytes(self.free_nbytes)} free: choose fewer layers or words, or another folder"
-            )
+            needed, free = format_nbytes(self.store_nbytes), format_nbytes(self.free_nbytes)
+            advice = "choose fewer layers or words, or another folder"
+            raise StorageError(f"the store needs {needed}, but {self.folder} has {free} free: {advice}")
 
 
 def estimate(
@@ -142,18 +115,17 @@ def estimate(
         subwords = sum(int(np.minimum(sizes[index.source[some]], limit).sum()) for some in blocks)
         positions = subwords + len(index.text) * encoder.n_specials
         sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, limit)
-    seconds = None
-    if calibrate:
-        rate = calibrated_rate(reader, sample, positions, metadata.layers)
-        seconds = None if rate is None else positions / rate
+    rate = calibrated_rate(reader, sample, positions, metadata.layers) if calibrate else None
+    seconds = None if rate is None else positions / rate
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
     of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=batch)
-    of_text = PASSAGE_FACTOR * passage_subwords(batch)
+    most_subwords, most_words = passage_sizes(batch)
+    of_text = PASSAGE_FACTOR * most_subwords
     if window is not None:
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
         words = n_rows * min(2 * window + 1, content.longest)
-        of_text += WINDOW_WORD_NBYTES * min(words, passage_words(batch))
+        of_text += WINDOW_WORD_NBYTES * min(words, most_words)
     on_device = encoder.casts_on_device
     of_host = HOST_BUFFERS * partitions if on_device else of_batches  # pinned memory that a GPU copies into
     of_index = sum(column.nbytes for column in index.arrays().values())
@@ -166,7 +138,7 @@ def estimate(
         subwords_per_second=None if seconds is None else subwords / seconds,
         seconds=seconds,
         subwords_to_run=subwords,
-        counted=counted,
+        subwords_counted=counted,
         device_nbytes=of_batches if on_device else None,
     )
 
@@ -178,10 +150,9 @@ def count_windows(index: Index, groups: Groups, reader: Reader) -> tuple[int, in
     item is a sample: the distinct windows of a passage.
     """
     drawn = np.random.default_rng(reader.options.seed).permutation(len(groups))[:SAMPLED_PASSAGES]
-    passages: list[Passage] = []
-    for group in np.sort(drawn).tolist():
-        some = reader.passages(Part.of(index, *groups.span(group)))
-        passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
+    parts = (Part.of(index, *groups.span(group)) for group in np.sort(drawn).tolist())
+    each = SAMPLED_PASSAGES // len(drawn)
+    passages = list(chain.from_iterable(islice(reader.passages(part), each) for part in parts))
     n_rows = sum(passage.n_rows for passage in passages)
     subwords = sum(len(passage.tokenized.ids) for passage in passages)
     windows = sum(len(passage.tokenized) for passage in passages)
@@ -270,7 +241,6 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

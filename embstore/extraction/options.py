@@ -124,9 +124,8 @@ class ExtractionOptions:
             Range(1, MAX_SUBWORDS, "subwords").check("context", self.context)  # type: ignore[arg-type]
             object.__setattr__(self, "context", int(self.context))
         elif self.context not in ("sentence", "document"):
-            raise InvalidValueError(
-                f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
-            )
+            allowed = "sentence, document or a number of subwords"
+            raise InvalidValueError(f"unknown context {quoted(self.context)}: choose {allowed}")
         for conflict in _conflicts(self):
             raise InvalidValueError(conflict)
 

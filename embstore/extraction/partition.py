@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
 from embstore.extraction.options import CLS, ExtractionOptions
-from embstore.extraction.windows import Fan, Places, Targets, cut_windows
-from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, words_of_subwords
+from embstore.extraction.windows import Places, Targets, cut_windows
+from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices, words_of_subwords
 from embstore.store import Index, Metadata
 from embstore.store.index import Contexts
 from embstore.store.layout import Layout
@@ -49,7 +49,6 @@ class Groups:
         return -(-self.layout.n_partitions // self.size)
 
     def partitions(self, group: int) -> range:
-        """Return the partitions of a group."""
         return range(group * self.size, min((group + 1) * self.size, self.layout.n_partitions))
 
     def span(self, group: int) -> tuple[int, int]:
@@ -76,15 +75,15 @@ def group_partitions(
 class Passage:
     """Consecutive contexts of a group, tokenized, with the spans to pool and the rows that get their vectors.
 
-    `sentence_of_row`: int64 [n_rows], counted over the store. `fan`: which of the rows, counted from `first_row`, has
-    which span; None if span i belongs to row i.
+    `sentence_of_row`: int64 [n_rows], counted over the store. `rows_by_span`: the rows in the order of their spans, and
+    where those of each span begin and end, since rows of equal windows share one; None if span i belongs to row i.
     """
 
     first_row: int
     sentence_of_row: _Numbers
     tokenized: Tokenized
     spans: Spans
-    fan: Fan | None = None
+    rows_by_span: tuple[_Numbers, _Numbers] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -92,7 +91,11 @@ class Passage:
 
     def rows_of(self, spans: _Numbers) -> tuple[_Numbers | None, _Numbers]:
         """Return the rows of some spans, and the index of each in `spans` (None: one row each)."""
-        return (None, spans) if self.fan is None else self.fan.rows_of(spans)
+        if self.rows_by_span is None:
+            return None, spans
+        rows, bounds = self.rows_by_span
+        counts = bounds[spans + 1] - bounds[spans]
+        return np.repeat(np.arange(len(spans)), counts), rows[ragged_indices(bounds[spans], counts)]
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class Reader:
         while first < len(lengths):
             last = min(
                 int(np.searchsorted(each, int(each[first]) + most, "right")) - 1
-                for each, most in ((subwords, passage_subwords(batch)), (words, passage_words(batch)))
+                for each, most in zip((subwords, words), passage_sizes(batch), strict=True)
             )
             last = max(first + 1, last)
             rows = np.clip(rows_of[[first, last]], part.start - part.first_row, part.stop - part.first_row)
@@ -272,14 +275,13 @@ class Reader:
         return Targets(context, start, stop, word, after)
 
 
-def passage_words(batch_subwords: int) -> int:
-    """Return how many words the windows of a passage have at most, unless a single sentence has more."""
-    return max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
+def passage_sizes(batch_subwords: int) -> tuple[int, int]:
+    """Return the most subwords of a passage, enough for many batches, and the most words of its windows.
 
-
-def passage_subwords(batch_subwords: int) -> int:
-    """Return the size of a passage: enough for many batches, since a device idles between two passages."""
-    return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH)
+    A device idles between two passages. A single context may be larger.
+    """
+    n_words = max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
+    return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH), n_words
 
 
 def truncated(tokenized: Tokenized, limits: int | _Numbers) -> Tokenized:

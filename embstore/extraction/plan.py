@@ -18,9 +18,9 @@ from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
-from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
+from embstore.errors import CorpusError, EmbstoreError, ExecutorError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, SelfCheck, software_versions
-from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate, format_nbytes
+from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
 from embstore.extraction.partition import Groups, Reader, group_partitions
 from embstore.extraction.resume import check_store
@@ -30,7 +30,7 @@ from embstore.extraction.windows import Overlap
 from embstore.html import html_table
 from embstore.models.encoder import Encoder, subwords_within
 from embstore.models.loading import encoder_on
-from embstore.models.names import with_begin
+from embstore.models.names import absolute_name, with_begin
 from embstore.progress import reporting
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
@@ -75,29 +75,6 @@ class Plan:
         """The partitions that are encoded together."""
         return Groups.of(self.metadata)
 
-    @property
-    def n_sentences(self) -> int:
-        return self.survey.n_sentences
-
-    @cached_property
-    def n_sentences_to_run(self) -> int:
-        """The sentences that the model is given: a word of them, or of their context, has a row."""
-        contexts = self.index.contexts
-        return len(self.index.text if contexts is None else self.index.sentences_of(np.arange(len(contexts.start))))
-
-    @property
-    def n_words(self) -> int:
-        return self.survey.n_words
-
-    @property
-    def n_subwords(self) -> int:
-        return self.survey.n_subwords
-
-    @property
-    def tasks(self) -> list[str]:
-        """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
-        return list(self.metadata.corpus["options"].get("tasks", ()))
-
     @cached_property
     def advice(self) -> list[str]:
         """What is probably not meant in how the corpus is read, and the batchings that the model refused, by line."""
@@ -134,8 +111,12 @@ class Plan:
 
     @property
     def encoder_spec(self) -> EncoderSpec:
-        """How another process loads the encoder."""
-        return EncoderSpec.of(self.encoder, self.check, self.metadata.extraction["batching"])
+        """How another process loads the encoder; raises ExecutorError if none can."""
+        encoder, batching = self.encoder, self.metadata.extraction["batching"]
+        if not encoder.source:
+            raise ExecutorError(f"{encoder.info.name} cannot be loaded by its name alone: leave out the executor")
+        model = absolute_name(encoder.source)
+        return EncoderSpec(model, encoder.info, encoder.compute_dtype, batching, self.check, encoder.device_map)
 
     def use_recorded_batching(self, path: Path | ObjectPath) -> None:
         """Take the batching of a store that exists, since on a GPU another one may be the fastest at the moment."""
@@ -147,25 +128,30 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of the plan, valid against `schemas/plan.schema.json`."""
+        corpus, content, contexts = self.metadata.corpus, self.survey, self.index.contexts
+        n_run = len(self.index.text)
+        some = {"tasks": corpus["options"].get("tasks"), "where": self.options.keep.where, "sites": self.metadata.sites}
+        if contexts is not None:
+            sizes, n_run = contexts.stop - contexts.start, len(self.index.sentences_of(np.arange(len(contexts.start))))
+            some |= {"contexts": len(sizes), "subwords_per_context": float(sizes.mean())}
+            some["subwords_run_again"] = int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum())
         return {
             "model": self.encoder.info.name,
             "architecture": self.encoder.info.architecture,
             "batching": self.encoder.batching,
-            "corpus": self.metadata.corpus["name"],
-            **({"tasks": self.tasks} if self.tasks else {}),
-            "sentences": self.n_sentences,
-            "sentences_to_run": self.n_sentences_to_run,
-            **({} if self.options.keep.where is None else {"where": self.options.keep.where}),
-            "words": self.n_words,
-            "subwords": self.n_subwords,
-            "shared_subwords": self.survey.n_shared,
+            "corpus": corpus["name"],
+            "sentences": content.n_sentences,
+            "sentences_to_run": n_run,
+            "words": content.n_words,
+            "subwords": content.n_subwords,
+            "shared_subwords": content.n_shared,
+            "tokenize": self.metadata.extraction["tokenize"],
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
             "layers": list(self.metadata.layers),
             "hidden_size": self.metadata.hidden_size,
-            **({"sites": dict(self.metadata.sites)} if self.metadata.sites else {}),
             "dtype": self.layout.dtype,
-            **self._contexts_as_json(),
+            **{name: value for name, value in some.items() if value or value == 0},
             "context_window": self.options.context_window,
             "attention_window": self.options.attention_window,
             "partitions": self.metadata.n_partitions,
@@ -177,17 +163,6 @@ class Plan:
             **self.estimate.as_json(),
         }
 
-    def _contexts_as_json(self) -> dict[str, Any]:
-        contexts = self.index.contexts
-        if contexts is None:
-            return {}
-        n_subwords = int((contexts.stop - contexts.start).sum())
-        return {
-            "contexts": len(contexts.start),
-            "subwords_per_context": n_subwords / len(contexts.start),
-            "subwords_run_again": int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum()),
-        }
-
     def __repr__(self) -> str:
         return self.text()
 
@@ -195,64 +170,27 @@ class Plan:
         return html_table(self.summary())
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the plan as text: its summary, or with `verbose` all of its lines."""
-        lines = self.lines() if verbose else self.summary()
+        """Return the plan as text: its summary, and with `verbose` before it the other figures of `as_json`."""
+        lines = self.summary()
+        if verbose:
+            figures = {**self.as_json(), "dropped": None, "first_sentences": None, "advice": None}
+            named = ((name.replace("_", " "), value) for name, value in figures.items() if value is not None)
+            lines = [*((name, _figure(value)) for name, value in named), *lines]
         width = max(len(name) for name, _ in lines)
         return visible("\n".join(f"{name:<{width}}  {value}".replace("\n", r"\n") for name, value in lines))
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what will be stored, how large and how long, the first sentences as they were split, and notes."""
-        layout, layers, cost, info = self.layout, self.metadata.layers, self.estimate, self.encoder.info
+        layout, layers, info = self.layout, self.metadata.layers, self.encoder.info
+        sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
+        sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
+        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
         whole = len(layers) > 2 and layers[-1] - layers[0] + 1 == len(layers)
         chosen = f"{layers[0]} to {layers[-1]}" if whole else ", ".join(map(str, layers))
         return [
             ("stored", f"{layout.n_rows:,} occurrences of {len(self.index.words):,} types"),
             ("layers", f"{chosen} of {info.name}, {info.hidden_size} {layout.dtype}"),
-            ("on disk", f"{cost.disk}; {format_nbytes(cost.memory_nbytes)} of memory"),
-            ("time", cost.time),
-            *self._shown(),
-        ]
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return the whole plan as lines, each a name and a value."""
-        options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
-        n_given, more = self.n_sentences_to_run, []
-        of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
-        shared = f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
-        if not self.encoder.reads_text or options.tokenize == "words":
-            shared = ", of each word by itself"
-        together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
-        if contexts := self._contexts_as_json():
-            text = (
-                "{contexts:,} of {subwords_per_context:,.0f} subwords on average; {subwords_run_again:,} are run again"
-            )
-            more.append(("contexts", text.format(**contexts)))
-        for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
-            if width is not None:
-                more.append((f"{kind} window", f"{width} words left and right"))
-        return [
-            ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
-            ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
-            *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
-            ("sentences", f"{self.n_sentences:,}{of_which}"),
-            ("words", f"{self.n_words:,}"),
-            ("subwords", f"{self.n_subwords:,}{shared}"),
-            *([("where", options.keep.where)] if options.keep.where is not None else []),
-            ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
-            *more,
-            ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
-            *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
-            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
-            *self._shown(),
-        ]
-
-    def _shown(self) -> list[tuple[str, str]]:
-        """Return the lines that every reader of a plan sees: the first sentences, what is left out, and notes."""
-        sentences = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
-        sentences = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in sentences]
-        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
-        return [
             *((f"sentence {n}", text) for n, text in enumerate(sentences, 1)),
             *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             *(("note", line) for line in self.advice),
@@ -260,6 +198,16 @@ class Plan:
 
     def _first_sentences(self) -> list[list[str]]:
         return [list(sentence.words) for sentence in self.survey.sample[:N_SHOWN]]
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{name} ({size})" for name, size in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 @checked

@@ -49,9 +49,7 @@ def encoder_of(store: Store, place: str | None = None) -> Encoder:
     model, extraction = store.metadata.model, store.metadata.extraction
     needed = {"batching", "compute_dtype", "batch_subwords", "max_length", "group_partitions"}
     if not needed <= extraction.keys() or not model.get("weights_sha256"):
-        raise InvalidValueError(
-            f"{store.path} cannot be computed again: it was not made by `embstore extract` but imported or exported"
-        )
+        raise InvalidValueError(f"{store.path} cannot be computed again: it was not made by `embstore extract`")
     place = find_model(store, place)
     options = {"compute_dtype": extraction["compute_dtype"], "revision": model["revision"]}
     encoder = _loaded(settings().device, place, **options)

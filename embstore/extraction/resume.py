@@ -23,9 +23,8 @@ IGNORED = {"model.name", "model.revision", "corpus.name"}
 
 def require_same_plan(planned: Metadata, stored: Metadata, *, path: Path | ObjectPath) -> None:
     """Raise StoreMismatchError, naming the first difference, if the store was made by another plan."""
-    for part in ("corpus", "model", "extraction"):
-        _require_equal(part, getattr(planned, part), getattr(stored, part), path)
-    for part in ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version"):
+    facts = ("dtype", "layers", "sites", "hidden_size", "n_rows", "partition_rows", "format_version")
+    for part in ("corpus", "model", "extraction", *facts):
         _require_equal(part, getattr(planned, part), getattr(stored, part), path)
 
 
@@ -46,10 +45,8 @@ def _require_equal(name: str, planned: Any, stored: Any, path: Path | ObjectPath
         for key in (*planned, *(key for key in stored if key not in planned)):
             _require_equal(f"{name}.{key}", planned.get(key), stored.get(key), path)
     elif planned != stored and name not in IGNORED:
-        raise StoreMismatchError(
-            f"{path} was made with {name} {stored!r}, this plan has {planned!r}: "
-            "give the same corpus and options again, or another path for the store"
-        )
+        advice = "give the same corpus and options again, or another path for the store"
+        raise StoreMismatchError(f"{path} was made with {name} {stored!r}, this plan has {planned!r}: {advice}")
 
 
 def check_store(path: Path | ObjectPath, corpus: Corpus, options: ExtractionOptions) -> None:

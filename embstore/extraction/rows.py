@@ -267,9 +267,8 @@ def _text(content: Survey, sentences: _Numbers, encoder: Encoder) -> Text:
     parts["pieces"] = "bytes"
     columns = {name: content[name] for name in parts}
     if len(sentences) < content.n_sentences:
-        bounds = {"sentences": np.arange(content.n_sentences + 1)} | {
-            part: _bounds(each) for part, each in counts.items()
-        }
+        bounds = {part: _bounds(each) for part, each in counts.items()}
+        bounds["sentences"] = np.arange(content.n_sentences + 1)
         columns = {name: Column(_runs(content[name], bounds[part], sentences)).values for name, part in parts.items()}
         counts = {part: _taken(each, sentences) for part, each in counts.items()}
     bounds = {part: _bounds(each) for part, each in counts.items()}

@@ -88,10 +88,8 @@ def _storing() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise StorageError(f"a column of the plan cannot be opened: {TOO_MANY_FILES}") from error
-        raise StorageError(
-            f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
-            "make space there or set TMPDIR to a larger folder"
-        ) from error
+        message = f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}"
+        raise StorageError(f"{message}; make space there or set TMPDIR to a larger folder") from error
 
 
 def numbering() -> defaultdict[str, int]:
@@ -139,13 +137,12 @@ class Documents:
             value = value.item()
         if value is None or (isinstance(value, float) and isnan(value)):
             return -1
-        if isinstance(value, str) and is_encodable(value):
-            return self.numbers[name][value]
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, bool | int | float):
             return self.numbers[name][type(value), value]  # 1, 1.0 and True are equal
-        raise CorpusError(
-            f"document {self.n} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or None"
-        )
+        if isinstance(value, str) and is_encodable(value):
+            return self.numbers[name][str, value]
+        allowed = "text, a number, true, false or None"
+        raise CorpusError(f"document {self.n} has the field {name!r} {quoted(value)}: a value is {allowed}")
 
     def finish(self, digest: Any) -> None:
         """Sort the values of each field, renumber its codes, and add all to the digest of the corpus."""
@@ -153,7 +150,7 @@ class Documents:
             digest.update(self.number.values)
         for name, numbers in self.numbers.items():
             kind = _kind_of(list(numbers))
-            texts = [_text_of(key, kind) for key in numbers]
+            texts = [_text_of(value, kind) for _, value in numbers]
             ascending = sorted(set(texts), key=KINDS[kind])
             places = {text: place for place, text in enumerate(ascending)}
             new = np.array([*(places[text] for text in texts), -1], np.int32)
@@ -169,7 +166,7 @@ class Documents:
 
 def _kind_of(keys: list[Any]) -> str:
     """Return the kind of values: that of all, float for numbers of both types, else str."""
-    types = {str if isinstance(key, str) else key[0] for key in keys}
+    types = {kind for kind, _ in keys}
     if types == {int} and all(-(2**63) <= key[1] < 2**63 for key in keys):
         return "int"
     if types and types <= {int, float} and all(abs(key[1]) < 2**1023 or key[0] is float for key in keys):
@@ -177,10 +174,10 @@ def _kind_of(keys: list[Any]) -> str:
     return "bool" if types == {bool} else "str"
 
 
-def _text_of(key: Any, kind: str) -> str:
-    if isinstance(key, str):
-        return key
-    return field_text(float(key[1]) + 0.0 if kind == "float" else key[1])  # no -0.0
+def _text_of(value: Any, kind: str) -> str:
+    if isinstance(value, str):
+        return value
+    return field_text(float(value) + 0.0 if kind == "float" else value)  # no -0.0
 
 
 class Survey:
@@ -421,13 +418,10 @@ class _Units:
 
 
 def _check_pairs(encoder: Encoder, options: ExtractionOptions) -> None:
-    """Raise an error in one line if pairs cannot be encoded."""
     if not encoder.takes_pairs:
         raise ModelError(f"{encoder.info.architecture} takes no pairs of sentences: give each sentence on its own")
     if options.context_window is not None or options.attention_window is not None or options.context != "sentence":
-        raise InvalidValueError(
-            "pairs of sentences are encoded whole: leave out the context, and the context or attention window"
-        )
+        raise InvalidValueError("pairs of sentences are encoded whole: leave out the context, and windows")
 
 
 def _with_specials(
@@ -511,7 +505,6 @@ def _add_text(
 
 
 def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
-    """Return the codes of the labels of all units."""
     codes_of = {}
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
         if content.specials is not None and column == SPECIAL:

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from embstore.extraction.options import ExtractionOptions
-from embstore.models.encoder import Indices, Spans, Tokenized, ragged_indices
+from embstore.models.encoder import Indices, Spans, Tokenized
 
 CUT_TOGETHER = 2**12  # contexts that are cut at a time
 DEFAULT_SHARE = 4  # where min_left is not given, a quarter of a block overlaps
@@ -112,28 +112,10 @@ class Targets:
     words_to: Indices
 
 
-@dataclass(frozen=True)
-class Fan:
-    """Which rows of a passage get the vector of a span; several if windows are equal."""
-
-    _rows: Indices
-    _indptr: Indices
-
-    @classmethod
-    def of(cls, span_of_row: Indices, n_spans: int) -> Fan:
-        rows = np.argsort(span_of_row, kind="stable")
-        return cls(rows, np.searchsorted(span_of_row[rows], np.arange(n_spans + 1)))
-
-    def rows_of(self, spans: Indices) -> tuple[Indices, Indices]:
-        """Return for each row of some spans the index of its span in `spans`, and the row."""
-        counts = self._indptr[spans + 1] - self._indptr[spans]
-        return np.repeat(np.arange(len(spans)), counts), self._rows[ragged_indices(self._indptr[spans], counts)]
-
-
 def cut_windows(
     tokenized: Tokenized, targets: Targets, width: int, words: Places, begins: Indices, *, causal: bool
-) -> tuple[Tokenized, Spans, Fan]:
-    """Cut the window of every target; returns the distinct ones as texts, and the spans in them.
+) -> tuple[Tokenized, Spans, tuple[Indices, Indices]]:
+    """Cut the window of every target; returns the distinct ones as texts, the spans in them, and the rows by span.
 
     `words`: their subwords are counted as those of `begins` are, int64 [contexts], where each context begins. A window
     has the subwords from its first word to its last one, and is of one context. Windows are equal if they have the same
@@ -166,4 +148,6 @@ def cut_windows(
     from_start, from_stop = start - begins[place], stop - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
-    return tokenized.runs(begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
+    rows = np.argsort(span, kind="stable")
+    bounds = np.searchsorted(span[rows], np.arange(len(keys) + 1))
+    return tokenized.runs(begins[distinct], ends[distinct]), spans, (rows, bounds)

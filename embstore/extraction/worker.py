@@ -69,11 +69,6 @@ class Job:
     limit: int
     center: NDArray[np.float32] | None
 
-    @property
-    def group(self) -> int:
-        """How many partitions are encoded together."""
-        return Groups.of(self.metadata).size
-
 
 class Ring(Generic[T]):
     """Buffers that are reused, made when they are first needed and at most `size`; `take` waits for a free one."""
@@ -109,7 +104,7 @@ class Group:
     def __init__(self, task: Task, job: Job, ring: Ring[list[Buffer]]) -> None:
         self.task, self.layout, self._ring = task, job.metadata.layout, ring
         self.first = task.part.start // self.layout.partition_rows
-        self.writes = np.zeros((len(job.metadata.layouts), job.group), bool)
+        self.writes = np.zeros((len(job.metadata.layouts), Groups.of(job.metadata).size), bool)
         for partition, sites in task.missing.items():
             self.writes[list(sites), partition - self.first] = True
         self._left, self._mutex = set(task.missing), Lock()
@@ -165,10 +160,10 @@ class Worker:
         self.fetch = Fetch(encoder.device)
 
     def _buffers(self) -> list[Buffer]:
-        """Make the buffers of a group."""
         advice = f"give a smaller --batch-subwords, which makes smaller groups, or {ADVICE}"
-        with memory_needed(f"a group of {self._job.group} partitions", self._encoder.device, advice=advice):
-            return [cast.buffer(self._job.group) for cast in self._casts]
+        size = Groups.of(self._job.metadata).size
+        with memory_needed(f"a group of {size} partitions", self._encoder.device, advice=advice):
+            return [cast.buffer(size) for cast in self._casts]
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
         """Encode and write partitions; yields the outcome of each in order.

@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,7 @@ class FakeSpec(EncoderSpec):
 
 def use_fake_specs(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> None:
     """Let workers load the fake encoder, which meets `faults`."""
-
-    def of(*args: Any, **options: Any) -> FakeSpec:
-        spec = EncoderSpec.of(*args, **options)
-        return FakeSpec(**{field.name: getattr(spec, field.name) for field in fields(EncoderSpec)}, **faults)
-
-    class Specs:
-        pass
-
-    Specs.of = of  # type: ignore[attr-defined]
-    monkeypatch.setattr("embstore.extraction.plan.EncoderSpec", Specs)
+    monkeypatch.setattr("embstore.extraction.plan.EncoderSpec", partial(FakeSpec, **faults))
 
 
 def fill_the_disk() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -133,8 +134,8 @@ def test_a_folder_of_tasks_is_the_sentences_of_all_once(tmp_path: Path) -> None:
         assert [" ".join(sentence.words) for sentence in corpus] == ["d", "a b", "c", "e f"]
     assert not any(sentence.labels for sentence in corpus)
     plan = plan_of(tmp_path / "tasks", model=FakeEncoder(), store=tmp_path / "s.zarr")
-    assert (plan.n_sentences, plan.as_json()["tasks"]) == (4, ["pos", "roles"])
-    assert "tasks        2: pos, roles; each sentence once" in plan.text(verbose=True)
+    assert (plan.survey.n_sentences, plan.as_json()["tasks"]) == (4, ["pos", "roles"])
+    assert re.search(r"tasks +pos, roles\n", plan.text(verbose=True))
     schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
     jsonschema.validate(plan.as_json(), schema)
     es.extract(plan, tmp_path / "s.zarr")

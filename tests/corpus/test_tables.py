@@ -136,9 +136,7 @@ def test_columns_of_every_table_are_renamed() -> None:
 
 def test_rows_without_text_are_counted() -> None:
     rows = [{"text": "one"}, {"text": None}, {"text": ""}, {"text": float("nan")}, {"text": "two"}]
-    with pytest.warns(
-        EmbstoreWarning, match=r"^rows: 3 rows have no text in 'text' and are left out \(the first is number 1"
-    ):
+    with pytest.warns(EmbstoreWarning, match=r"^rows: rows without text in 'text' are left out: 3, the first is 1"):
         assert len(list(open_corpus(rows))) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")

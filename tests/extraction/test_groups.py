@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,8 @@ def test_a_group_is_one_call_and_its_vectors_depend_on_all_of_it(whole: dict[str
         range(plan.layout.n_partitions)
     )
     assert Groups.of(plan.metadata) == groups
-    assert dict(plan.lines())["partitions"] == f"{plan.layout.n_partitions} of 256 rows, 4 encoded together"
+    shown = rf"partitions +{plan.layout.n_partitions}\npartition rows +256\ngroup partitions +4\n"
+    assert re.search(shown, plan.text(verbose=True))
     shards = {name: data for name, data in whole[".zarr"].items() if name.startswith("hidden_states/c/")}
     assert len(shards) == plan.layout.n_partitions
 

@@ -232,7 +232,7 @@ def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> No
 
 def test_a_sentence_beyond_the_limit_is_run_in_blocks() -> None:
     plan = plan_of([Sentence(["abc"] * 9)], model=FakeEncoder(), max_length=6)
-    assert (plan.n_words, plan.n_subwords, plan.layout.n_rows) == (9, 9, 9)
+    assert (plan.survey.n_words, plan.survey.n_subwords, plan.layout.n_rows) == (9, 9, 9)
     assert plan.estimate.subwords_to_run == 9
     assert plan.index.contexts is not None
     assert plan.index.contexts.indptr.tolist() == [0, 4, 8, 9]
@@ -258,7 +258,7 @@ def test_a_pipe_is_read_once_and_whole(tmp_path: Path) -> None:
         options = {"model": FakeEncoder(), "keep": Keep(where="upos IS NOT NULL"), "store": tmp_path / "s.zarr"}
         plan = plan_of(pipe, **options)
         writer.join(timeout=600)
-        assert (plan.n_sentences, plan.layout.n_rows) == (50, 50)
+        assert (plan.survey.n_sentences, plan.layout.n_rows) == (50, 50)
         assert es.extract(plan, tmp_path / "s.zarr").finished
     assert es.extract(plan_of(tmp_path / "a.conllu", **options), tmp_path / "s.zarr").finished
 

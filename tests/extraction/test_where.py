@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,8 +202,8 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     needed = 0
     for number, words in enumerate(texts):
         needed += int(model.tokenize([Sentence(words)]).last[1 if number % 2 else 3])
-    assert n_run == made.estimate.subwords_to_run == needed < made.n_subwords
-    assert made.estimate.counted
+    assert n_run == made.estimate.subwords_to_run == needed < made.survey.n_subwords
+    assert made.estimate.subwords_counted
 
 
 def described_words(selection: es.store.Selection) -> list[Any]:
@@ -214,7 +215,7 @@ def test_a_decoder_runs_a_sentence_to_its_end_for_a_special_token_there(tmp_path
     model.special_ids = ((), (1,))
     texts = [words for words in tiny.random_sentences(6, seed=1) if words]
     made = plan_of(texts, model=model, specials=True, keep=es.corpus.Keep(where="position = 0"))
-    assert made.estimate.subwords_to_run == made.n_subwords
+    assert made.estimate.subwords_to_run == made.survey.n_subwords
 
 
 def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made = plan_of(texts, model=model, keep=keep)
     store = es.extract(made, path)
     assert store.metadata.extraction["keep"]["where"] == keep.where == made.as_json()["where"]
-    assert ("where", keep.where) in made.lines()
+    assert re.search(rf"where +{re.escape(keep.where)}\n", made.text(verbose=True))
     before = all_files(path)
     es.extract(made, path)
     assert (all_files(path), es.extraction.options_of(path).keep) == (before, keep)

@@ -150,7 +150,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
     assert ordinary.metadata.extraction["batching"] == "varlen"
     assert wide.metadata.extraction["batching"] == "equal"
     store, n_run = counted(wide, tmp_path / "wide.zarr")
-    assert n_run == wide.n_subwords  # each sentence once, however many targets it has
+    assert n_run == wide.survey.n_subwords  # each sentence once, however many targets it has
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
 
 
@@ -294,7 +294,7 @@ def test_what_is_run_is_every_different_window_once(
         distinct[key] = max(distinct.get(key, ()), ids, key=len)
     different = {ids: len(ids) for ids in distinct.values()}
     assert n_run == plan.estimate.subwords_to_run == sum(different.values())
-    assert plan.estimate.counted
+    assert plan.estimate.subwords_counted
 
 
 def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str], Scene]) -> None:

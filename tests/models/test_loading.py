@@ -311,7 +311,7 @@ def test_the_same_seed_draws_the_same_model_and_another_another(model: Path, tmp
 def test_it_extracts_with_the_tokenizer_of_the_model(model: Path, tmp_path: Path) -> None:
     drawn = save_untrained(model, tmp_path / "drawn")
     plans = [es.plan([["the", "cat", "sat"]], model=each, calibrate=False) for each in (model, drawn)]
-    assert plans[0].n_subwords == plans[1].n_subwords
+    assert plans[0].survey.n_subwords == plans[1].survey.n_subwords
     assert plans[0].layout.layers == plans[1].layout.layers
     assert plans[0].encoder.info.tokenizer_sha256 == plans[1].encoder.info.tokenizer_sha256
     assert plans[0].encoder.info.weights_sha256 != plans[1].encoder.info.weights_sha256

@@ -39,10 +39,9 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
     for block in lines.blocks(DOCUMENT_START):
         rows = []
         for number, line in block:
-            is_tabbed = "\t" in line
-            row = (
-                [column.strip(" ") for column in line.split("\t")] if is_tabbed else list(filter(None, line.split(" ")))
-            )
+            row = [column.strip(" ") for column in line.split("\t")]
+            if len(row) == 1:  # divided by spaces
+                row = list(filter(None, line.split(" ")))
             if REST in names:
                 if len(row) < len(names) - 1:
                     fewer = f"fewer than {','.join(names)} names"
@@ -51,9 +50,7 @@ def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[i
                 names = (*names[:at], *[SKIPPED] * (len(row) - len(names) + 1), *names[at + 1 :])
             if len(row) != len(names):
                 expected = _columns(names)
-                raise lines.error(
-                    number, f"{_columns(row)} instead of {expected} (see the option columns): {quoted(line)}"
-                )
+                raise lines.error(number, f"{_columns(row)} instead of {expected} (see option columns): {quoted(line)}")
             if "" in row:
                 raise lines.error(number, f"a column is empty: {quoted(line)}")
             rows.append(row)

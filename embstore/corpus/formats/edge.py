@@ -53,10 +53,8 @@ def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             if target.span2 is None and stop == start + 1:
                 labels[start].update(target.labels)
         columns = {"label": labels, "target": inside}
-        yield Sentence(
-            sentence.words,
-            {name: ["|".join(sorted(each)) or None for each in column] for name, column in columns.items()},
-        )
+        joined = {name: ["|".join(sorted(each)) or None for each in column] for name, column in columns.items()}
+        yield Sentence(sentence.words, joined)
 
 
 def _parse_line(line: str) -> EdgeSentence:

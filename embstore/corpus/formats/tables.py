@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from embstore.arguments import require_utf8
@@ -46,12 +46,11 @@ KINDS: tuple[tuple[Callable[[str], object], re.Pattern[str]], ...] = (
 
 
 def read_rows(
-    rows: Iterable[tuple[int, Row]], options: ReadOptions, *, error: Callable[[int, str], CorpusError], name: str
+    rows: Iterable[tuple[int, Row]], options: ReadOptions, *, place: str, name: str = "rows"
 ) -> Iterator[Sentence]:
     """Yield the sentences of numbered rows, one document each.
 
-    `error`: makes the error of a row from its number and a message. `name`: of the table, for the warning that rows
-    have no text and are left out.
+    `place`: what errors have before the number of a row. `name`: of the table, for the warning that rows are left out.
     """
     empty: list[int] = []
     column = ""
@@ -62,15 +61,12 @@ def read_rows(
             column = column or options.text or _text_column(row)
             sentences = _sentences(row, column, options)
         except InvalidValueError as reason:
-            raise error(number, str(reason)) from None
+            raise CorpusError(f"{place}{number}: {reason}") from None
         if not sentences:
             empty.append(number)
         yield from sentences
     if empty:
-        rows_have = f"1 row has no text in {quoted(column)} and is"
-        if len(empty) > 1:
-            rows_have = f"{len(empty):,} rows have no text in {quoted(column)} and are"
-        message = f"{name}: {rows_have} left out (the first is number {empty[0]})"
+        message = f"{name}: rows without text in {quoted(column)} are left out: {len(empty):,}, the first is {empty[0]}"
         warnings.warn(message, EmbstoreWarning, stacklevel=2)
 
 
@@ -199,9 +195,8 @@ def field_value(column: str, value: Any) -> FieldValue:
 
 def _is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, or pandas' NaT or NA."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _listed(row: Row) -> str:
@@ -226,20 +221,17 @@ def parse_object(line: str) -> dict[str, Any]:
 
 def read_jsonl(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each line, one document."""
-    return read_rows(lines.parsed(parse_object), options, error=lines.error, name=lines.path.name)
+    return read_rows(lines.parsed(parse_object), options, place=f"{lines.path}:", name=lines.path.name)
 
 
 def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each row, one document."""
     import polars as pl
 
-    def error_of(number: int, message: str) -> CorpusError:
-        return lines.file_error(f"row {number}: {message}")
-
     require_utf8(lines.path)
     try:
         rows = rows_of_table(pl.scan_parquet(lines.path, glob=False)) or ()
-        yield from read_rows(enumerate(rows), options, error=error_of, name=lines.path.name)
+        yield from read_rows(enumerate(rows), options, place=f"{lines.path}: row ", name=lines.path.name)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise lines.file_error(f"not a Parquet file that can be read: {' '.join(str(error).split())[:200]}") from None
 
@@ -287,7 +279,12 @@ def read_csv(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """
     if not lines.path.is_file():
         raise lines.file_error("is a pipe, and CSV is read twice: write it to a file first")
-    names, rows = _table(lines)
+    rows = _csv_rows(lines)
+    number, names = next(rows, (1, []))
+    if not any(names):
+        raise lines.error(number, "no header: the first line names the columns")
+    if len(set(names)) < len(names):
+        raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
     kinds = [2 * (name == (options.text or DEFAULT_TEXT)) for name in names]  # of KINDS
     for _, row in rows:
         for at, value in enumerate(row):
@@ -298,19 +295,8 @@ def read_csv(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     def typed(row: list[str]) -> dict[str, object]:
         return {name: of(value) if value else None for name, of, value in zip(names, parse, row, strict=True)}
 
-    _, rows = _table(lines)
-    rows_typed = ((number, typed(row)) for number, row in rows)
-    return read_rows(rows_typed, options, error=lines.error, name=lines.path.name)
-
-
-def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    rows = _csv_rows(lines)
-    number, names = next(rows, (1, []))
-    if not any(names):
-        raise lines.error(number, "no header: the first line names the columns")
-    if len(set(names)) < len(names):
-        raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
-    return names, rows
+    typed_rows = ((number, typed(row)) for number, row in islice(_csv_rows(lines), 1, None))
+    return read_rows(typed_rows, options, place=f"{lines.path}:", name=lines.path.name)
 
 
 def _csv_rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
@@ -320,20 +306,17 @@ def _csv_rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
     number, width = 1, 0
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
-            raise lines.error(number, f"not CSV: {reason}") from None
-        if row is None:
-            return
-        if row:
+    try:
+        for row in reader:
             width = width or len(row)
-            if len(row) != width:
+            if row and len(row) != width:
                 raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
-            yield number, row
-        number = reader.line_num + 1
+            if row:
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        reason = "a row ends with a carriage return alone: write line feeds" if "new-line" in str(error) else error
+        raise lines.error(number, f"not CSV: {reason}") from None
 
 
 JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, TABLE_OPTIONS)

@@ -18,10 +18,6 @@ SYSTEM = "system"
 MAX_LAYOUTS = 1 << 10
 
 Message = Mapping[str, Any]
-
-
-# The numbers of the messages whose content a template writes, and what it writes before, between and after these
-# contents: parts of the text and the roles of their messages.
 _Layout = tuple[list[int], list[list[tuple[str, str]]]]
 
 
@@ -104,7 +100,10 @@ class Chats:
         return parts
 
     def _layout(self, marked: Sequence[Message]) -> _Layout:
-        """Return how messages are written whose contents are placeholders."""
+        """Return the numbers of the messages whose contents, which are placeholders, the template writes.
+
+        Also returns what it writes before, between and after these: parts of the text and the roles of their messages.
+        """
         whole = self._try(marked)
         places = list(re.finditer(PLACEHOLDER.format("([0-9]+)"), whole))
         system = {"role": SYSTEM, "content": PLACEHOLDER}

@@ -47,7 +47,6 @@ class Specials:
 
     @property
     def count(self) -> int:
-        """Return the number of special subwords."""
         return len(self.prefix) + len(self.suffix)
 
     def around(self, ids: NDArray[Any]) -> tuple[Indices, Indices]:
@@ -78,7 +77,7 @@ class SubwordTokenizer:
 
     def __init__(self, tokenizer: Any, *, vocabulary: int) -> None:
         self._tokenizer = tokenizer
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self.reads_text = self._backend is not None
         self.vocabulary = vocabulary
         self._aligns = self._checked = False
@@ -101,7 +100,6 @@ class SubwordTokenizer:
 
     @cached_property
     def words(self) -> WordSplitter:
-        """Splits each word by itself."""
         return WordSplitter(self._tokenizer)
 
     @cached_property
@@ -138,6 +136,8 @@ class SubwordTokenizer:
 
     def cut_is_exact(self, left: str, right: str) -> bool:
         """Return whether two texts have the same subwords, each by itself, as both together."""
+        if not self.reads_text:
+            return True  # each word is split by itself
         both, *parts = (encoding.ids for encoding in self._encode([left + right, left, right]))
         return bool(both == list(chain(*parts)))
 
@@ -186,8 +186,6 @@ class SubwordTokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
-        if self._backend is None:
-            raise ModelError("the tokenizer has no fast form, which texts need")
         return list(self._backend.encode_batch(list(texts), add_special_tokens=False))
 
     def _check_ids(self, ids: NDArray[np.int32]) -> None:
@@ -409,10 +407,4 @@ def _restore_space_before_words(backend: Any) -> str:
     if step.get("type") == "ByteLevel":
         backend.pre_tokenizer.add_prefix_space = True
         return ""
-    nested = [step]
-    while nested:
-        step = nested.pop()
-        if step.get("type") == "ByteLevel":
-            return " "
-        nested += step.get("pretokenizers", [])
-    return ""
+    return " " if '"ByteLevel"' in json.dumps(step) else ""  # a sequence may be within another
