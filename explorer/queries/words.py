@@ -16,6 +16,7 @@ import embstore as es
 from embstore.analysis import contexts, marker_words, marking
 from embstore.errors import InvalidValueError, quoted
 from embstore.store import Labels, Selection, Store
+from embstore.store.conditions import near_words
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
 from embstore_explorer.stores import Explored
@@ -189,7 +190,9 @@ def found_rows(
         try:
             one.store.select(words=word)
         except InvalidValueError as error:
-            raise NotFoundError(str(error)) from None
+            missing = NotFoundError(str(error))
+            missing.words = one.once(("near", word), lambda: near_words(word, list(one.store.index.words)))
+            raise missing from None
     if word is None and where is None and rows is None:
         return range(one.store.n_rows)
     if where is None and rows is None:

@@ -154,7 +154,7 @@ def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
     )
     assert f"silhouette of vectors without clusters: {found.null:.2f} on average, p 0.05\n" in ran.out
     for number in range(3):
-        assert f"cluster {number}: nearest its center" in ran.out
+        assert f"cluster {number + 1}: nearest its center" in ran.out
     printed = [int(line.split()[0]) for line in ran.out.splitlines() if " sentence " in line or "sentence" in line]
     assert printed == found.nearest(2)["occurrence"].to_list()
 

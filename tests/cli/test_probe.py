@@ -82,8 +82,7 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
 
 def test_rows_are_probed_by_any_label(folder: Work) -> None:
     ask = ("probe", "rows", "made.zarr", "--label", "class")
-    ran = folder.run(*ask, "--kind", "difference", "--save", "rows", "--plot", "rows.svg")
-    assert (ran.status, ran.err) == (0, "")
+    ran = folder.does(*ask, "--kind", "difference", "--save", "rows", "--plot", "rows.svg")
     lines = ran.out.splitlines()
     assert lines[0] == "difference probes of class: test rows, 95 % intervals"
     assert lines[1].split() == ["layer", "accuracy", "macro", "F1", "selectivity", "control"]

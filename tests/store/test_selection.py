@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Strings
-from embstore.store.conditions import near_words
+from embstore.store.conditions import n_edits, near_words
 from tests.store.example import example
 from tests.store_making import Made, make_store
 
@@ -347,3 +349,20 @@ def test_a_word_that_differs_in_case_alone_is_suggested_alone() -> None:
     words = ["and", "sand", "land", "hand"]
     assert near_words("Hand", words) == ["hand"]
     assert "hand" not in near_words("Hand", words[:3])
+    assert near_words("chanclor", ["chancellor", "channel", "lord"]) == ["chancellor"], "a few edits of many letters"
+    assert set(near_words("teh", ["tea", "the", "thee"])) == {"tea", "the"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_edits_are_those_of_the_definition(seed: int) -> None:
+    random = Random(seed)
+    one, other = ("".join(random.choices("abc", k=random.randrange(5))) for _ in range(2))
+
+    @cache
+    def edits(i: int, j: int) -> int:
+        ways = ([edits(i - 1, j) + 1] if i else []) + ([edits(i, j - 1) + 1] if j else [])
+        ways += [edits(i - 1, j - 1) + (one[i - 1] != other[j - 1])] if i and j else []
+        ways += [edits(i - 2, j - 2) + 1] if i > 1 < j and one[i - 2 : i] == other[j - 1] + other[j - 2] else []
+        return min(ways, default=0)
+
+    assert n_edits(one, other) == edits(len(one), len(other))
