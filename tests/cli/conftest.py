@@ -52,9 +52,8 @@ class Work:
     def does(self, *arguments: object) -> Ran:
         """Run a command that succeeds and names on standard error the files that it writes, and nothing else."""
         ran = self.run(*arguments)
-        files = [file for option, file in pairwise(map(str, arguments)) if option in ("--out", "--plot")]
-        said = sorted(f"embstore: {file} is written" for file in files)
-        assert (ran.status, sorted(ran.err.splitlines())) == (0, said), ran.err
+        said = {f"embstore: {file} is written" for option, file in pairwise(arguments) if option in ("--out", "--plot")}
+        assert (ran.status, set(ran.err.splitlines())) == (0, said), ran.err
         return ran
 
     def refuses(self, command: str, *says: str, status: int = 2) -> None:

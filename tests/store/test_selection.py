@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -353,16 +351,12 @@ def test_a_word_that_differs_in_case_alone_is_suggested_alone() -> None:
     assert set(near_words("teh", ["tea", "the", "thee"])) == {"tea", "the"}
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_edits_are_those_of_the_definition(seed: int) -> None:
-    random = Random(seed)
-    one, other = ("".join(random.choices("abc", k=random.randrange(5))) for _ in range(2))
+@given(*[st.text("abc", max_size=4)] * 2)
+def test_edits_are_those_of_the_definition(one: str, other: str) -> None:
+    def edits(a: str, b: str) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        ways = [edits(a[1:], b) + 1, edits(a, b[1:]) + 1, edits(a[1:], b[1:]) + (a[0] != b[0])]
+        return min(*ways, edits(a[2:], b[2:]) + 1 if len(a) > 1 < len(b) and a[:2] == b[1::-1] else 9)
 
-    @cache
-    def edits(i: int, j: int) -> int:
-        ways = ([edits(i - 1, j) + 1] if i else []) + ([edits(i, j - 1) + 1] if j else [])
-        ways += [edits(i - 1, j - 1) + (one[i - 1] != other[j - 1])] if i and j else []
-        ways += [edits(i - 2, j - 2) + 1] if i > 1 < j and one[i - 2 : i] == other[j - 1] + other[j - 2] else []
-        return min(ways, default=0)
-
-    assert n_edits(one, other) == edits(len(one), len(other))
+    assert n_edits(one, other) == edits(one, other)
