@@ -22,12 +22,11 @@ MODEL_NAME = "all-MiniLM-L6-v2"
 LABEL = "class"
 N_MAPPED = 4  # words in the figure of senses
 N_QUERIES = 6
+Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the store and the figures are written.")]
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the store and the figures are written.")] = Path(
-        "demo-out"
-    ),
+    out: Folder = Path("demo-out"),
     decoder: Annotated[bool, typer.Option("--decoder", help="A decoder, SmolLM2, in place of the BERT.")] = False,
 ) -> None:
     """Take the tour: ambiguous words, a real model, two figures.

@@ -111,6 +111,7 @@ class Output:
         """Write a result to --out and, for --json, to standard output; returns whether tables for people remain."""
         if self.out is not None:
             es.store.write_frame(frame, self.out)
+            print_notes([f"{self.out} is written"])
         if self.as_json:
             print_json(frame.to_dicts())
         return not self.as_json
@@ -130,6 +131,7 @@ class Drawing(Output):
         """Write the figure that `make` returns to --plot, if that is given."""
         if self.plot is not None:
             es.plot.save(make(), self.plot)
+            print_notes([f"{self.plot} is written"])
 
 
 def require_file(path: Path | None, option: str, suffixes: tuple[str, ...] = (".csv", ".parquet", ".json")) -> None:

@@ -51,10 +51,11 @@ def explained(error: BaseException) -> str:
     return text if isinstance(error, EmbstoreError) else f"{type(error).__name__}: {text[:200]}"
 
 
-def failure(error: BaseException) -> dict[str, str]:
-    """Return an error as a client reads it: its line, and what it needs, if that is a model or a store opened again."""
-    needs = "model" if isinstance(error, ModelError) else "reopen" if isinstance(error, StoreDamagedError) else None
-    return {"error": explained(error)} | ({"needs": needs} if needs else {})
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return an error as a client reads it: its line, and what it needs: a model, a store opened again, a word."""
+    kinds = {ModelError: "model", StoreDamagedError: "reopen"}
+    needs = next((kinds[kind] for kind in kinds if isinstance(error, kind)), getattr(error, "words", None))
+    return {"error": explained(error)} | ({} if needs is None else {"needs": needs})
 
 
 def _finite(value: Any) -> Any:

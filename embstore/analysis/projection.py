@@ -1,4 +1,4 @@
-"""Maps of a layer: occurrences in two dimensions by PCA or UMAP, turned so that the maps of all layers agree."""
+"""Maps of a layer: occurrences in two dimensions by PCA or UMAP, mirrored so that the maps of all layers agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embstore.store.framed import Framed
 from embstore.store.layout import Layers
 
 AXES_ROWS = 200_000  # the principal axes of more rows are learned from this many of them
-ANCHORS = 1000  # rows whose maps at all layers are computed to turn each layer like the one before
+ANCHORS = 1000  # rows whose maps at all layers are computed to mirror each layer like the one before
 _ITERATIONS = 300  # of subspace iteration; spectra of hidden states need about 20
 _SUBSPACE = 10  # vectors, more than the two that are wanted, so that close eigenvalues part sooner
 _TOLERANCE = 1e-13  # of the largest eigenvalue
@@ -33,8 +33,8 @@ _TOLERANCE = 1e-13  # of the largest eigenvalue
 class Projection(Framed):
     """Occurrences of one layer in two dimensions: `rows` int64 [n], ascending, and `points` float32 [n, 2].
 
-    `explained`: the share of the variance of these vectors along each of the two axes, None for UMAP. `n_selected`: how
-    many occurrences the rows were drawn from. `axes_rows`: how many rows the principal axes were learned from.
+    `explained`: the share of the variance of these vectors along each axis, the greater first, None for UMAP.
+    `n_selected`: how many occurrences the rows were drawn from. `axes_rows`: how many rows gave the principal axes.
     """
 
     layer: int
@@ -66,10 +66,9 @@ def project(
 ) -> Projection:
     """Map the occurrences of a layer to two dimensions, in step with the maps of the other layers.
 
-    Each map is turned or mirrored about its mean, which keeps all distances. PCA maps of `ANCHORS` of the rows are
-    turned layer by layer like the layer before (orthogonal Procrustes: the R with R^T R = I that minimizes
-    |X R - Y|_F), and the map of a layer like that of its anchors. The result does not depend on which layers were
-    mapped before.
+    PCA maps of `ANCHORS` of the rows are mirrored layer by layer so that each axis is like that of the layer before,
+    and the map of a layer like that of its anchors; the map by UMAP is turned like that by PCA (orthogonal Procrustes:
+    the R with R^T R = I that minimizes |X R - Y|_F). The result does not depend on which layers were mapped before.
 
     Parameters
     ----------
@@ -105,7 +104,7 @@ def project(
     with reporting(settings().progress, total=total, unit="epochs", label=method) as report:
         points, explained, axes_rows = _principal(store, rows, number)
         anchors = stretches(len(rows), ANCHORS, seed)
-        points = points @ turn(points[anchors], anchor_maps(store, rows[anchors], number)[number])
+        points *= mirror(points[anchors], anchor_maps(store, rows[anchors], number)[number])
         share = np.einsum("ij,ij->j", points, points, dtype=np.float64)
         share = explained * share / max(float(share.sum()), np.finfo(np.float64).tiny)
         if method == "pca":
@@ -133,6 +132,11 @@ def sample_rows(selection: Selection, sample: int | None, seed: int) -> NDArray[
     return chosen + selection.span.start if selection.span is not None else np.sort(selection.rows)[chosen]
 
 
+def mirror(points: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """The signs [2] that minimize |points * signs - like|."""
+    return np.where(np.einsum("ij,ij->j", points, like) < 0, -1, 1).astype(points.dtype)
+
+
 def turn(points: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
     """The rotation or reflection R [2, 2] that minimizes |points R - like| (orthogonal Procrustes, Schönemann 1966)."""
     left, _, right = np.linalg.svd(np.asarray(points, np.float64).T @ np.asarray(like, np.float64))
@@ -140,14 +144,14 @@ def turn(points: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
 
 
 def anchor_maps(store: Store, rows: NDArray[np.int64], last: int) -> dict[int, NDArray[np.float64]]:
-    """The maps of a few rows at each layer up to `last`, each turned like the layer before: {layer: [n, 2]}."""
+    """The maps of a few rows at each layer up to `last`, each mirrored like the layer before: {layer: [n, 2]}."""
     maps: dict[int, NDArray[np.float64]] = {}
     before: NDArray[np.float64] | None = None
     for layer in store.layers[: store.layers.index(last) + 1]:
         vectors = np.asarray(store.vectors(rows, layers=layer), np.float64)
         vectors = np.nan_to_num(vectors - vectors.mean(0))
         points = vectors @ _leading(lambda others: vectors.T @ (vectors @ others), vectors.shape[1])  # noqa: B023, called at once
-        before = maps[layer] = points if before is None else points @ turn(points, before)
+        before = maps[layer] = points if before is None else points * mirror(points, before)
     return maps
 
 

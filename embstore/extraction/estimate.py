@@ -67,7 +67,8 @@ class Estimate:
     def lines(self) -> list[tuple[str, str]]:
         """Return the disk, memory and time that are needed, as lines of a name and a value."""
         free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
-        disk, time = f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}", "not measured"
+        disk = f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"
+        time = "not measured: too little text, or not asked for"
         if self.seconds is not None:
             time = f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
         return [("on disk", f"{disk}; {format_nbytes(self.memory_nbytes)} of memory"), ("time", time)]

@@ -122,9 +122,24 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
 
 
 def near_words(word: str, known: Sequence[str]) -> list[str]:
-    """The words that differ from one in case alone; without any, up to three that are spelled like it."""
+    """The words that differ from one in case alone; without any, up to three that a few edits make of it."""
     same = [other for other in known if other.casefold() == word.casefold()]
-    return same[:3] or (get_close_matches(word, known, n=3) if len(known) < 200_000 else [])
+    like = get_close_matches(word, known, n=20) if not same and len(known) < 200_000 else []
+    near = sorted((n_edits(word, other), place) for place, other in enumerate(like))
+    return same[:3] or [like[place] for edits, place in near if edits <= max(1, len(word) // 4)][:3]
+
+
+def n_edits(one: str, other: str) -> int:
+    """How many characters are added, left out, changed or swapped with the next one to make a word of another."""
+    before, last = [0], list(range(len(other) + 1))
+    for i, character in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (character != wanted)))
+            if i > 1 < j and one[i - 2 : i] == other[j - 2 : j][::-1]:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
 
 
 def _codes(index: Index, column: str, wanted: Any) -> NDArray[np.int32]:

@@ -28,8 +28,7 @@ def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
     found = one.saved("geometry" if whole else "geometry-sinkless", lambda: _geometry(asked, one, data))
     given = "store" if whole else "store.select(sinks=False)"
     call = f"es.geometry({given}, metrics={found['metrics']!r}, min_contexts={found['min_contexts']})"
-    n_sinks = one.store.n_rows - len(data)
-    note = f"{n_sinks:,} attention sinks are left out." if n_sinks else None
+    note = None if whole else f"{one.store.n_rows - len(data):,} attention sinks are left out."
     return {"rows": found["rows"], "note": note, "python": one.python(f"es.analysis.summarize_geometry({call})")}
 
 
@@ -76,8 +75,7 @@ def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict
 def _cka(asked: Asked, data: Selection, other: Selection | None) -> dict[str, Any]:
     with es.config(progress=asked.report):
         frame = es.analysis.linear_cka(data, other)
-    shape = (len(data.layers), len((other or data).layers))
-    return {"values": np.reshape(frame["value"].to_numpy(), shape).tolist()}
+    return {"values": np.reshape(frame["value"].to_numpy(), (len(data.layers), -1)).tolist()}
 
 
 def probes(asked: Asked, *, store: Number = 0) -> dict[str, Any]:

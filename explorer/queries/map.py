@@ -27,7 +27,7 @@ from embstore_explorer.queries.words import found_rows, selecting
 from embstore_explorer.regions import Regions, find_regions, name_groups
 from embstore_explorer.stores import Explored, layer_of, unit_rows, user_cache, write_file
 
-VERSION = 1  # of the computation: another one does not read the cached maps of this one
+VERSION = 2  # of the computation: another one does not read the cached maps of this one
 MAX_SAMPLE, MAX_UMAP = 10_000_000, 100_000
 KEPT_POINTS = 200_000  # maps of more points are not kept in memory
 CACHE_NBYTES = 2**30  # of all cached maps

@@ -39,7 +39,9 @@ Report = Callable[[int, int | None], object]
 
 
 class NotFoundError(InvalidValueError):
-    """There is no query, word or row of this name."""
+    """There is no query, word or row of this name; `words`: others like it that are there, None for no word."""
+
+    words: list[str] | None = None
 
 
 class CancelledQueryError(Exception):

@@ -53,6 +53,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "words": words,
         "gaps": [*gaps, text[end:]],
         "forms": [text[occurrence["start"] : occurrence["stop"]] for occurrence in shown],
+        "types": [occurrence["word"] for occurrence in shown],
         "rows": [occurrence["occurrence"] for occurrence in shown],
         "labels": {name: [occurrence[name] for occurrence in shown] for name in one.store.index.own_labels},
         "fields": fields_of(one.store, number),

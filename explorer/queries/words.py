@@ -16,6 +16,7 @@ import embstore as es
 from embstore.analysis import contexts, marker_words, marking
 from embstore.errors import InvalidValueError, quoted
 from embstore.store import Labels, Selection, Store
+from embstore.store.conditions import near_words
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
 from embstore_explorer.stores import Explored
@@ -181,19 +182,16 @@ def _in_order(
 def found_rows(
     one: Explored, word: str | None, where: str | None, rows: Sequence[int] | None = None
 ) -> NDArray[np.int64] | range:
-    """Return the rows that `Explored.select` selects, kept for the next page; those of all words as a range.
-
-    Raises NotFoundError, InvalidValueError.
-    """
+    """Return the rows of a selection, kept for the next page; all: a range. Raises NotFoundError, InvalidValueError."""
     if word is not None and one.store.index.type_of(word) is None:
         try:
             one.store.select(words=word)
         except InvalidValueError as error:
-            raise NotFoundError(str(error)) from None
-    if word is None and where is None and rows is None:
-        return range(one.store.n_rows)
+            missing = NotFoundError(str(error))
+            missing.words = one.once(("near", word), lambda: near_words(word, list(one.store.index.words)))
+            raise missing from None
     if where is None and rows is None:
-        return one.store.select(words=word).rows
+        return range(one.store.n_rows) if word is None else one.store.select(words=word).rows
     found: NDArray[np.int64] = one.once(
         ("rows", word, where, rows), lambda: one.select(word=word, where=where, rows=rows).rows
     )

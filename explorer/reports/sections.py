@@ -280,7 +280,7 @@ def _examples(source: Source, found: Clusters) -> list[Sentences]:
         rows = nearest.filter(nearest["cluster"] == number)["occurrence"].to_numpy()
         parts = source.store.select(rows=rows).concordance()
         marked = f", marked by {', '.join(markers[number])}" if markers[number] else ""
-        blocks.append(Sentences(f"{found.word}, cluster {number}: {count} occurrences{marked}", parts))
+        blocks.append(Sentences(f"{found.word}, cluster {number + 1}: {count} occurrences{marked}", parts))
     return blocks
 
 

@@ -270,7 +270,7 @@ def test_a_map_has_each_occurrence_once_a_panel(store: Store, monkeypatch: pytes
         assert [axis.get_title() for axis in figure.axes] == titles
         assert figure.get_suptitle().startswith("Occurrences of bank, layer 2\nsilhouette ")
         points = principal_plane(found.vectors)
-        names = [f"cluster {number}" for number in found.occurrences["cluster"]]
+        names = [f"cluster {number + 1}" for number in found.occurrences["cluster"]]
         for axis in figure.axes:
             assert axis.get_xlabel() == "first principal component"
             drawn = {part.get_label().rpartition(" (")[0]: part.get_offsets() for part in axis.collections}

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,10 @@ class Work:
         return self.folder / name
 
     def does(self, *arguments: object) -> Ran:
-        """Run a command that succeeds and says nothing on standard error."""
+        """Run a command that succeeds and names on standard error the files that it writes, and nothing else."""
         ran = self.run(*arguments)
-        assert (ran.status, ran.err) == (0, ""), ran.err
+        said = {f"embstore: {file} is written" for option, file in pairwise(arguments) if option in ("--out", "--plot")}
+        assert (ran.status, set(ran.err.splitlines())) == (0, said), ran.err
         return ran
 
     def refuses(self, command: str, *says: str, status: int = 2) -> None:

@@ -82,8 +82,7 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
 
 def test_rows_are_probed_by_any_label(folder: Work) -> None:
     ask = ("probe", "rows", "made.zarr", "--label", "class")
-    ran = folder.run(*ask, "--kind", "difference", "--save", "rows", "--plot", "rows.svg")
-    assert (ran.status, ran.err) == (0, "")
+    ran = folder.does(*ask, "--kind", "difference", "--save", "rows", "--plot", "rows.svg")
     lines = ran.out.splitlines()
     assert lines[0] == "difference probes of class: test rows, 95 % intervals"
     assert lines[1].split() == ["layer", "accuracy", "macro", "F1", "selectivity", "control"]
@@ -195,7 +194,8 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     ask += settings(epochs=2, hidden_size=8)
     ran = folder.run(*ask, "--seeds", "0,1", "--plot", "bits.svg", "--out", "bits.csv")
     assert ran.status == 0
-    first, second = ran.err.splitlines()
+    drawn, first, second, written = ran.err.splitlines()
+    assert (drawn, written) == ("embstore: bits.svg is written", "embstore: bits.csv is written")
     assert first == "embstore: colours: train: blocks end at 1, 2, 4, 9, 18, 36 sentences"
     assert "all blocks: the last epoch (2) ended the training of 40 of 40 probes" in second
     lines = ran.out.splitlines()

@@ -78,6 +78,21 @@ def test_a_point_is_where_the_library_puts_it(view: Opened, stores: list[Path], 
     assert values(page)["row"] == str(row)
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_cut_keeps_the_word_and_its_neighbors_lead_to_its_map(view: Opened, stores: list[Path], width: int) -> None:
+    row = int(es.open(stores[0]).select(words="w50").rows[2])  # amid a sentence of 500 words
+    page = view(view="word", word="w50", width=width)
+    page.get_by_role("link", name=f"Neighbours of row {row}").click()
+    loaded(page)
+    assert re.fullmatch(r"….* w49 w50 w51 .*…", page.locator("h2 .cut").inner_text())
+    for cut in page.locator(".neighbors .cut").all():
+        line, word = cut.bounding_box(), cut.locator("mark").bounding_box()
+        assert line["x"] <= word["x"] < word["x"] + word["width"] <= line["x"] + line["width"] + 1
+    page.get_by_role("link", name="Map", exact=True).click()
+    expect(page.get_by_role("combobox", name="Word")).to_have_value("w50")
+    assert re.fullmatch(r"….* w49 *w50 *w51 .*…", page.locator(".map-line .cut").inner_text().replace("\n", " "))
+
+
 def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path]) -> None:
     store = es.open(stores[0])
     page = view(view="map", word="bank", layer=1, color="none")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
 from embstore.store import Strings
-from embstore.store.conditions import near_words
+from embstore.store.conditions import n_edits, near_words
 from tests.store.example import example
 from tests.store_making import Made, make_store
 
@@ -347,3 +347,16 @@ def test_a_word_that_differs_in_case_alone_is_suggested_alone() -> None:
     words = ["and", "sand", "land", "hand"]
     assert near_words("Hand", words) == ["hand"]
     assert "hand" not in near_words("Hand", words[:3])
+    assert near_words("chanclor", ["chancellor", "channel", "lord"]) == ["chancellor"], "a few edits of many letters"
+    assert set(near_words("teh", ["tea", "the", "thee"])) == {"tea", "the"}
+
+
+@given(*[st.text("abc", max_size=4)] * 2)
+def test_edits_are_those_of_the_definition(one: str, other: str) -> None:
+    def edits(a: str, b: str) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        ways = [edits(a[1:], b) + 1, edits(a, b[1:]) + 1, edits(a[1:], b[1:]) + (a[0] != b[0])]
+        return min(*ways, edits(a[2:], b[2:]) + 1 if len(a) > 1 < len(b) and a[:2] == b[1::-1] else 9)
+
+    assert n_edits(one, other) == edits(one, other)

@@ -78,7 +78,7 @@ def neighbors(
     Returns
     -------
     DataFrame
-        One row per neighbour. In a store: `query, rank, score, occurrence, word, sentence, position`, the label columns
+        One row per neighbour. In a store: `query, rank, score, word, occurrence, sentence, position`, the label columns
         (prefixed with `label_` if a name is taken), `text`, `marked` (with its word in brackets), `store`, `layer`,
         `search` (scan: the layer was read; sketch: a part of it that proves the same result; index). In WordVectors:
         `query, rank, score, word`. `query` is the row of the occurrence, the word, or the number of the vector.
@@ -266,7 +266,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
     """One row per hit, with its context; `search`: how each query was answered."""
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
-    contexts = Selection(store, layers=(layer,), rows=rows).table()
+    contexts = Selection(store, layers=(layer,), rows=rows).table().select("word", pl.exclude("word"))  # seen in print
     found: dict[str, Any] = {
         "query": np.asarray(queries.names)[query],
         "rank": rank + 1,

@@ -2,8 +2,8 @@
 
 export type Params = Record<string, string | number | boolean | undefined>;
 
-/** What mends an error: the place of the model, or that the store is opened again. */
-export type Needs = "model" | "reopen";
+/** What mends an error: the place of the model, that the store is opened again, or one of these words for one that is not there. */
+export type Needs = "model" | "reopen" | string[];
 
 /** An error of one line; `needs` says what would mend it. */
 export class QueryError extends Error {

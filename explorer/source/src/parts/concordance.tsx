@@ -33,7 +33,7 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
       name: "links", title: <span class="sr">Links</span>, class: "links",
       cell: (row) => (
         <>
-          <Link to={{ view: "neighbors", row: row.row, word: null, text: null, offset: null }} label={`Neighbours of row ${row.row}`}>similar</Link>
+          <Link to={{ view: "neighbors", row: row.row, word: row.form, text: null, offset: null }} label={`Neighbours of row ${row.row}`}>similar</Link>
           <Link to={{ view: "map", row: row.row, word: row.form, offset: null }} label={`Row ${row.row} on the map`}>map</Link>
         </>
       ),
@@ -42,12 +42,21 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
   return <Table class={columns.length > 2 ? "concordance many" : "concordance"} label={label} columns={all} rows={rows} id={(row) => row.row} />;
 }
 
-/** An occurrence in its text, in one line with at most so many characters on each side. */
-export function Quote({ of, left, right }: { of: Occurrence; left: number; right: number }) {
-  const end = of.left.slice(-left);
-  const before = end.length < of.left.length ? `…${end.slice(Math.max(0, end.search(/\s/)))}` : end;
-  return <bdi>{inLine(before)}<b>{inLine(of.word)}</b>{inLine(of.right.slice(0, right))}</bdi>;
+/** An occurrence in its text, with at most so many characters on each side: where it is too long for its line, both ends
+ * are cut and the word stays. */
+export function Quote({ of, left, right }: { of: Pick<Occurrence, "left" | "word" | "right">; left: number; right: number }) {
+  return (
+    <span class="cut">
+      <span><bdi>{inLine(endOf(of.left, left))}</bdi></span>
+      <mark><bdi>{inLine(of.word)}</bdi></mark>
+      <span><bdi>{inLine(startOf(of.right, right))}</bdi></span>
+    </span>
+  );
 }
+
+/** The last, and the first, so many characters of a text, to whole words where it has spaces. */
+export const endOf = (text: string, size: number) => (text.length > size ? `…${text.slice(-size).replace(/^\S*(?=\s)/, "")}` : text);
+export const startOf = (text: string, size: number) => (text.length > size ? `${text.slice(0, size).replace(/(?<=\s)\S*$/, "")}…` : text);
 
 /** A text in one line, with a sign for each line break. */
 export const inLine = (text: string) => text.split(/\r\n?|\n/).flatMap((line, at) => (at ? [<i class="break" key={at}>↵</i>, line] : [line]));

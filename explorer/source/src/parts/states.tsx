@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { useApp } from "../app";
 import type { Needs } from "../source";
 import type { Query } from "../use_query";
+import { Link } from "./link";
 import { ModelForm } from "./model_form";
 
 /** What a part shows before anything is asked, or when the answer holds nothing. */
@@ -38,9 +39,14 @@ export function ErrorState({ error, needs, retry }: Problem) {
       <strong>This did not work</strong>
       <p dir="auto">{error}</p>
       {needs === "model" && <ModelForm />}
-      {needs === "reopen" ? <OpenAgain /> : <button type="button" onClick={retry}>Try again</button>}
+      {needs === "reopen" ? <OpenAgain /> : Array.isArray(needs) ? <Instead words={needs} /> : <button type="button" onClick={retry}>Try again</button>}
     </div>
   );
+}
+
+/** Words that a store has, to take one instead of another. */
+function Instead({ words }: { words: string[] }) {
+  return <p class="examples">{words.map((word) => <Link key={word} to={{ word, row: null, offset: null, sense: null }}><bdi>{word}</bdi></Link>)}</p>;
 }
 
 /** Opens what is now at the place of a store that was replaced. */

@@ -3,7 +3,7 @@ import { useApp } from "../app";
 /** Chooses the store; with one store, says which. */
 export function StorePicker() {
   const { stores, store, index, go } = useApp();
-  const facts = `${store.model ?? "no model"} · ${store.rows.toLocaleString("en")} rows · ${store.layers.length} layers`;
+  const facts = `${store.model ?? "no model"} · ${store.rows.toLocaleString("en")} rows · ${store.layers.length} ${store.layers.length === 1 ? "layer" : "layers"}`;
   return (
     <span class="store" title={`${store.address}\n${facts}`}>
       {stores.length === 1 ? (

@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Occurrences } from "../answers";
 import { useApp, type View } from "../app";
 import { MapCanvas, swatch, type Points, type Region } from "../map/canvas";
-import { Concordance, inLine } from "../parts/concordance";
+import { Concordance, Quote } from "../parts/concordance";
 import { Examples } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
@@ -219,7 +219,7 @@ function Line({ row }: { row: number | null }) {
   return (
     <p class="map-line" aria-live="polite" aria-busy={settled !== row || found.status === "loading"}>
       {one && settled !== null
-        ? <><bdi>{inLine(one.left.slice(-120))}</bdi><mark><bdi>{inLine(one.word)}</bdi></mark><bdi>{inLine(one.right.slice(0, 120))}</bdi></>
+        ? <Quote of={one} left={120} right={120} />
         : <span class="muted">{HINT}</span>}
     </p>
   );

@@ -28,7 +28,7 @@ function NeighborsView() {
   return (
     <>
       <div class="toolbar">
-        <WordBox label="Of" value={text ?? (row ? "" : word ?? "")} placeholder="A word, or: They sat on the [bank] of the river" choose={ask} />
+        <WordBox label="Of" value={text ?? word ?? ""} placeholder="A word, or: They sat on the [bank] of the river" choose={ask} />
         <Filters />
         <label class="field">
           <span>k</span>
@@ -48,7 +48,7 @@ function NeighborsView() {
             <div class="toolbar tight">
               <h2 class="quote">
                 {found.query.left || found.query.right ? (
-                  <bdi>{found.query.left.slice(-120)}<mark>{found.query.word}</mark>{found.query.right.slice(0, 120)}</bdi>
+                  <Quote of={found.query} left={120} right={120} />
                 ) : (
                   <bdi><mark>{found.query.word}</mark></bdi>
                 )}
@@ -123,14 +123,14 @@ function Start({ examples }: { examples: Example[] }) {
 
 /** One neighbour; the same row in the other columns is marked while the pointer or the focus is on it. */
 function Line({ neighbor, hovered }: { neighbor: Neighbor; hovered: { value: number | null } }) {
-  const { row, similarity, word, sentence } = neighbor;
+  const { row, similarity, word, form, sentence } = neighbor;
   const mark = () => (hovered.value = row);
   const unmark = () => (hovered.value = null);
   return (
     <li class={hovered.value === row ? "same" : undefined} onMouseEnter={mark} onMouseLeave={unmark} onFocusCapture={mark} onBlurCapture={unmark}>
       <span class="number">{similarity.toFixed(3)}</span>
       <meter min={0} max={1} value={Math.max(0, similarity)} aria-hidden="true" />
-      <Link to={{ view: "neighbors", row, word: null, text: null }} class="strong" title="Its neighbours"><bdi>{inLine(word)}</bdi></Link>
+      <Link to={{ view: "neighbors", row, word: form, text: null }} class="strong" title="Its neighbours"><bdi>{inLine(word)}</bdi></Link>
       <Link to={{ view: "sentence", row, sentence }} class="context" title="Open the sentence">
         <Quote of={neighbor} left={24} right={80} />
       </Link>

@@ -1,6 +1,7 @@
 import { Fragment } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useApp, type View } from "../app";
+import { endOf, startOf } from "../parts/concordance";
 import { Examples } from "../parts/examples";
 import { ExportMenu } from "../parts/export_menu";
 import { LayerSlider } from "../parts/layer_slider";
@@ -23,6 +24,7 @@ interface SentenceAnswer {
   words: string[];
   /** The text, as pieces of it that are an occurrence each, and what is before each and after the last. */
   forms: string[];
+  types: string[]; // by which the occurrences are found
   gaps: string[];
   rows: number[];
   labels: Record<string, (string | number | null)[]>;
@@ -97,9 +99,6 @@ function readable(subwords: string[]): string[] {
 const FOUND = 10;
 const AROUND = 60; // characters on each side of what was found, to whole words
 
-const endOf = (text: string) => (text.length > AROUND ? `…${text.slice(-AROUND).replace(/^\S*/, "")}` : text);
-const startOf = (text: string) => (text.length > AROUND ? `${text.slice(0, AROUND).replace(/\S*$/, "")}…` : text);
-
 /** Finds sentences by a part of their text. */
 function Search() {
   const { index, values, go } = useApp();
@@ -133,7 +132,7 @@ function Search() {
                 <li key={row.sentence}>
                   <Link to={{ sentence: row.sentence, row: null }} current={String(row.sentence) === values.sentence}>
                     <span class="number">{row.sentence}</span>
-                    <bdi>{endOf(row.left)}<mark>{row.match}</mark>{startOf(row.right)}</bdi>
+                    <bdi>{endOf(row.left, AROUND)}<mark>{row.match}</mark>{startOf(row.right, AROUND)}</bdi>
                   </Link>
                 </li>
               ))}
@@ -173,7 +172,7 @@ function Text({ of: one }: { of: SentenceAnswer }) {
       )}
       <p class="sentence-text" dir="auto">
         {one.rows.map((row, place) => {
-          const to = { view: "neighbors", row, word: null, text: null, offset: null };
+          const to = { view: "neighbors", row, word: one.types[place]!, text: null, offset: null };
           const link = <Link to={to} class={String(row) === values.row ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>;
           return <Fragment key={row}>{one.gaps[place]}{label && one.forms[place]!.length <= MOST ? <ruby>{link}<rt>{one.labels[label]![place]}</rt></ruby> : link}</Fragment>;
         })}
