@@ -266,11 +266,12 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
     """One row per hit, with its context; `search`: how each query was answered."""
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
-    contexts = Selection(store, layers=(layer,), rows=rows).table().select("word", pl.exclude("word"))  # seen in print
+    contexts = Selection(store, layers=(layer,), rows=rows).table()
     found: dict[str, Any] = {
         "query": np.asarray(queries.names)[query],
         "rank": rank + 1,
         "score": hits.scores[query, rank],
+        "word": contexts["word"],  # among the columns that a narrow print shows
     }
     new = {
         "marked": _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
@@ -279,7 +280,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
         "search": pl.Series(search)[query],
     }
     for column in contexts:
-        if (name := column.name) not in ("subwords", "source", "document"):
+        if (name := column.name) not in ("word", "subwords", "source", "document"):
             found[f"label_{name}" if name in found or name in new else name] = column
     return pl.DataFrame(found | new)
 
