@@ -64,7 +64,7 @@ def demo(
         print(f"{store.n_rows:,} words in {seconds:.2f} s: {store.n_rows / seconds:,.0f} words/s\n")
     agreement, words = _agreement(store)
     print("3. Senses: is the nearest other occurrence of a word of the same sense?\n")
-    print("Percent of n occurrences by layer; baseline: the most frequent of the others.\n")
+    print("Percent of n by layer; baseline: the others' main sense (0 if two are as many).\n")
     print_table(_by_layer(agreement, store.layers))
 
     print("\n4. Neighbors: an occurrence, and the nearest other one in the last layer\n")

@@ -343,7 +343,7 @@ def rank_figure(scores: Scores) -> Any:
         axis.plot(known, [BY_RANK[rank][place] for rank in known], **look)
         plot.style(axis, title=METRICS[metric], x="rank of the probe", y=f"{METRICS[metric]} (test)")
         axis.set_xscale("log", base=2)
-        axis.set_xticks(ranks, [str(rank) for rank in ranks])
+        axis.set_xticks(ranks, [str(rank) for rank in ranks], rotation=45)
         axis.minorticks_off()
     plot.add_legend(figure, axes)
     return figure

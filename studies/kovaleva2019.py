@@ -286,7 +286,8 @@ def heads_figure(scores: Scores, task: str) -> Any:
     reach = float(disabled["effect"].abs().max() or 0) or 1.0  # type: ignore[arg-type]
     grid = disabled.pivot("head", index="layer", values="effect").sort("layer").drop("layer").to_numpy()
     extent = (-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5)
-    look = {"origin": "lower", "aspect": "auto", "cmap": "RdBu", "vmin": -reach, "vmax": reach}
+    look = {"origin": "lower", "aspect": "auto", "cmap": "RdBu", "vmin": -reach, "vmax": reach, "zorder": 1}
     figure.colorbar(axis.imshow(grid, extent=extent, **look), ax=axis).ax.tick_params(labelsize=7)
-    plot.style(axis, title=f"{scores.model}, {task}: effect of disabling", x="head", y="layer")
+    plot.style(axis, title=f"{scores.model}, {task}: score without a head minus with it", x="head", y="layer")
+    axis.yaxis.get_major_locator().set_params(integer=True)
     return figure

@@ -288,8 +288,8 @@ def finetuned_figure(scores: Scores) -> Any:
     figure, axes = plot.panels(len(tasks), height=2.2)
     for task, axis in zip(tasks, axes, strict=True):
         line(axis, before, color="black", linestyle=":", marker="o", label="pretrained")
-        for setup, color, marker in (("a", plot.PALETTE[1], "^"), ("b", plot.PALETTE[2], "s")):
-            line(axis, after.filter(model=task, setup=setup), color=color, marker=marker, label=f"{task} ({setup})")
+        for setup, color, marker, kind in (("a", plot.PALETTE[1], "^", "same"), ("b", plot.PALETTE[2], "s", "new")):
+            line(axis, after.filter(model=task, setup=setup), color=color, marker=marker, label=f"tuned, {kind} probes")
         if task == "pos" and scores.has_published_layers:
             stated = [TUNED_POS[name] for name in ("pretrained", "a", "b")]
             axis.plot([TUNED_POS["layer"]] * 3, stated, linestyle="none", **PAPER_MARK)

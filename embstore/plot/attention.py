@@ -79,8 +79,8 @@ def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Calla
         part = _rows(frame, metric)
         for number, item in enumerate(item for item in names if item in part["item"]):
             rows = _rows(frame, metric, item)
-            spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
-            x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
+            heads, color = rows["head"].to_numpy(), look(number)["color"]
+            x = rows["layer"].to_numpy() + heads / max(1, heads.max()) / 2 - 0.25
             axis.scatter(x, floats(rows, "value"), s=4, alpha=0.35, color=color, linewidths=0)
             axis.plot(*_means(rows), markersize=3, linewidth=1.2, label=names[item], **look(number))
         style(axis, title=f"{title}: heads and mean", x="layer", y=y, layers=part["layer"].to_list())

@@ -88,8 +88,7 @@ def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) ->
     position: "not determined".
     """
     frames, tasks = _frames(summary)
-    size = (COLUMN if len(frames) == 1 else PAGE, 1.0 + 0.42 * len(tasks))
-    figure, axes = subplots(1, len(frames), figsize=size)
+    figure, axes = subplots(1, len(frames), figsize=(COLUMN if len(frames) == 1 else PAGE, 1.0 + 0.42 * len(tasks)))
     position = np.arange(len(tasks))
     for axis, (model, frame) in zip(axes[0], frames.items(), strict=True):
         known = [_known(frame.filter(frame["task"] == task), split) for task in tasks]
@@ -124,7 +123,7 @@ def _draw_expectation(
     errors = np.stack([np.where(np.isnan(low), spread, values - low), np.where(np.isnan(high), spread, high - values)])
     axis.barh(y, np.nan_to_num(values), 0.36, color=color, label=metric.replace("_", " "))
     errors = np.nan_to_num(np.maximum(errors, 0))
-    label = "deviation over seeds; interval over sentences" if metric == "expected_layer" else None
+    label = "deviation over seeds; interval over sentences" if errors.any() else None
     axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
     for at, value in zip(y, values, strict=True):
         inside = {"fontsize": 6.5, "color": "w" if color == CENTER and value > 0.12 * top else "black"}
