@@ -184,11 +184,11 @@ def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, store
     es.export(made.store.path, tmp_path / "other.zarr", dtype=stored)
     store = es.open(tmp_path / "other.zarr")
     values = torch.from_numpy(store.vectors(np.arange(store.n_rows))).transpose(0, 1)
-    for layers, dtype in product((None, 5), (None, torch.float32, torch.float16, torch.bfloat16, torch.float64)):
+    for layers, dtype in product((None, 5), (None, "float32", torch.float16, "bfloat16", torch.float64)):
         selection = store.select(layers=layers)
         found = joined(TorchDataset(selection, dtype=dtype, batch_size=100)).vectors
         expected = values if layers is None else values[:, -1]  # no axis of layers
-        assert found.dtype == (dtype or DTYPES[stored])
+        assert found.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype or DTYPES[stored])
         assert torch.equal(found, expected.to(found.dtype))
 
 

@@ -57,8 +57,8 @@ class TorchDataset(IterableDataset[Examples]):
     shuffle : bool
         A permutation of all rows, which `seed` and `set_epoch` determine. (Shuffle here: a DataLoader cannot shuffle a
         stream.)
-    dtype : torch.dtype, optional
-        Of the vectors; by default the one that is stored, float32 for int8.
+    dtype : torch.dtype or str, optional
+        Of the vectors, such as "float32"; by default the one that is stored, float32 for int8.
 
     Raises
     ------
@@ -75,20 +75,21 @@ class TorchDataset(IterableDataset[Examples]):
         batch_size: Positive = 256,
         shuffle: bool = False,
         drop_last: bool = False,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         seed: Count = 0,
     ) -> None:
         super().__init__()
         if not hasattr(selection, "rows_at"):
             raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
-        if dtype is not None and not dtype.is_floating_point:
-            raise InvalidValueError(f"dtype {dtype} is not allowed: give one of torch's, such as torch.float32")
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype or STORED[selection.store.dtype]
+        if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+            raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of floats, such as 'float32'")
         self._selection = selection
         self._labels, self._columns = _labels(selection, label), list(columns)
         selection.store.select(rows=[]).table(columns=self._columns)  # raises for one that does not exist
         self._read_columns(selection.rows[:0])
         self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
-        self._dtype = STORED[selection.store.dtype] if dtype is None else dtype
+        self._dtype = kind
         known = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank, n_ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if known else (0, 1)
         self._start, self._stop = (len(selection) * number // n_ranks for number in (rank, rank + 1))
