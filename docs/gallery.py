@@ -29,7 +29,7 @@ def main() -> None:
         for figure in sorted(Path().glob("*.png")):
             image = Image.open(figure).convert("RGB")
             image = image.resize([round(SCALE * side) for side in image.size], Image.Resampling.LANCZOS)
-            image.quantize(256).save(ROOT / "docs" / "images" / figure.name, optimize=True)
+            image.quantize(256, Image.Quantize.FASTOCTREE).save(ROOT / "docs" / "images" / figure.name, optimize=True)
             print(figure.name, (ROOT / "docs" / "images" / figure.name).stat().st_size)
 
 
