@@ -54,7 +54,7 @@ def members() -> int:
 # What is counted, how, and the most that it may be: a limit only falls. Decoders (lens, directions, probes of rows,
 # packing, sinks, sites) raised those of code and of tests by 1,500 lines.
 SIZES: list[tuple[str, Callable[[], int], int]] = [
-    ("lines of embstore and cli", lambda: lines("embstore", "cli"), 43_500),
+    ("lines of embstore and cli", lambda: lines("embstore", "cli"), 43_350),
     ("lines of studies and explorer", lambda: lines("studies", "explorer", suffixes=(".py",)), 8_500),
     ("lines of benchmarks", lambda: lines("benchmarks"), 3_000),
     ("lines of tests", lambda: lines("tests"), 39_500),
