@@ -230,9 +230,10 @@ def test_another_model_is_refused(store: es.Store, tmp_path: Path) -> None:
 
 
 def test_no_candidate_is_left(store: es.Store) -> None:
-    nothing = store.select(words="mill", labels={"upos": "X"})
+    nothing, one = store.select(words="mill", labels={"upos": "X"}), store.select(rows=[1])
     with pytest.raises(InvalidValueError, match=r"no occurrence of .* can be found"):
         es.neighbors(nothing, "bank")
+    assert es.neighbors(one, one, k=1).schema == es.neighbors(store, one, k=1).schema  # no row, but all columns
 
 
 def test_an_unknown_word_of_a_table() -> None:

@@ -267,6 +267,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
     query, rank = np.nonzero(hits.rows >= 0)
     rows = hits.rows[query, rank]
     contexts = Selection(store, layers=(layer,), rows=rows).table()
+    marked = _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"])
     found: dict[str, Any] = {
         "query": np.asarray(queries.names)[query],
         "rank": rank + 1,
@@ -274,7 +275,7 @@ def _table(store: Store, layer: int, queries: Queries, hits: Hits, search: list[
         "word": contexts["word"],  # among the columns that a narrow print shows
     }
     new = {
-        "marked": _marked(store, rows, contexts["text"], contexts["start"], contexts["stop"]),
+        "marked": pl.Series(marked, dtype=pl.String),
         "store": pl.Series([str(store.path)]).new_from_index(0, len(rows)),
         "layer": np.full(len(rows), layer),
         "search": pl.Series(search)[query],
