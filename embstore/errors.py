@@ -8,7 +8,7 @@ that the user can correct, 1 for a failure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -37,7 +37,9 @@ class InputError(EmbstoreError):
 
 
 class InvalidValueError(InputError, ValueError):
-    """An option or argument has a value that is not allowed."""
+    """An option or argument has a value that is not allowed; `near` has words like it that are."""
+
+    near: Sequence[str] = ()
 
 
 class CorpusError(InputError, ValueError):

@@ -114,7 +114,10 @@ class Plan:
         """How another process loads the encoder; raises ExecutorError if none can."""
         encoder, batching = self.encoder, self.metadata.extraction["batching"]
         if not encoder.source:
-            raise ExecutorError(f"{encoder.info.name} cannot be loaded by its name alone: leave out the executor")
+            name = encoder.info.name
+            raise ExecutorError(
+                f"{name} has options that its name does not say, no other process can load it: leave out the executor"
+            )
         model = absolute_name(encoder.source)
         return EncoderSpec(model, encoder.info, encoder.compute_dtype, batching, self.check, encoder.device_map)
 

@@ -118,7 +118,9 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
     if len(unknown) == 1 and len(unknown[0].split()) > 1:
         hint += "; several words have one row where the corpus marks them as a span"
-    raise InvalidValueError(f"the store has no word {named}{hint}")
+    error = InvalidValueError(f"the store has no word {named}{hint}")
+    error.near = near
+    raise error
 
 
 def near_words(word: str, known: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ import embstore as es
 from embstore.analysis import contexts, marker_words, marking
 from embstore.errors import InvalidValueError, quoted
 from embstore.store import Labels, Selection, Store
-from embstore.store.conditions import near_words
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
 from embstore_explorer.stores import Explored
@@ -188,7 +187,7 @@ def found_rows(
             one.store.select(words=word)
         except InvalidValueError as error:
             missing = NotFoundError(str(error))
-            missing.words = one.once(("near", word), lambda: near_words(word, list(one.store.index.words)))
+            missing.words = list(error.near)
             raise missing from None
     if where is None and rows is None:
         return range(one.store.n_rows) if word is None else one.store.select(words=word).rows
