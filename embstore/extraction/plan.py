@@ -116,7 +116,7 @@ class Plan:
         if not encoder.source:
             name = encoder.info.name
             raise ExecutorError(
-                f"{name} has options that its name does not say, no other process can load it: leave out the executor"
+                f"{name} has options that are not in its name, so no other process can load it: leave out the executor"
             )
         model = absolute_name(encoder.source)
         return EncoderSpec(model, encoder.info, encoder.compute_dtype, batching, self.check, encoder.device_map)

@@ -63,7 +63,7 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
 
 def _caveat(found: Clusters, count: int) -> str | None:
     said = list(found.caveats)
-    if len(found.frame) < 2 > len(found.tried):  # where more were tried, `caveats` say so
+    if len(found.frame) < 2 and len(found.tried) < 2:  # where more were tried, `caveats` say so
         said.append("no number of clusters from 2 to 8 separates the occurrences: one sense, or too few occurrences")
     if len(found.occurrences) < count:
         said.append(f"a random {len(found.occurrences):,} of {count:,} occurrences are clustered")

@@ -92,9 +92,9 @@ def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: P
     assert len(alone.select()) == alone.n_rows
     assert store.select(labels={"special": "[CLS]"}).rows.tolist() == store.select(words="[CLS]").rows.tolist()
     found = es.neighbors(store, "[CLS]", layers=3, k=len(TEXTS) + 3)
-    marked = found.filter(found["special"].is_not_null())["marked"].to_list()
+    marked = found.filter(found["special"].is_not_null()).select("special", "text", "marked").rows()
     assert marked
-    assert all(text.startswith("[[CLS]] ") or text.endswith(" [[SEP]]") for text in marked)
+    assert all(it == (f"[[CLS]] {text}" if kind == "[CLS]" else f"{text} [[SEP]]") for kind, text, it in marked)
     with pytest.raises(InvalidValueError, match="no rows of special tokens: extract one with --specials"):
         alone.select(labels={"special": "[SEP]"})
 

@@ -297,8 +297,8 @@ def _marked(store: Store, rows: NDArray[np.int64], text: pl.Series, start: pl.Se
     places = list(zip(text.to_list(), start.to_list(), stop.to_list(), strict=True))
     marked = [f"{line[:begin]}[{line[begin:end]}]{line[end:]}" for line, begin, end in places]
     odd = [number for number, (_, begin, end) in enumerate(places) if begin == end]  # special tokens, not in the text
-    for number in odd:
-        marked[number] = "{}[{}]{}".format(*store.index.concordance(rows[[number]])[0])
+    for number, (before, word, after) in zip(odd, store.index.concordance(rows[odd]) if odd else (), strict=True):
+        marked[number] = f"{before}[{word}]{after}"
     return marked
 
 
