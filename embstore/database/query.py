@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from embstore.database.tables import Table
 
 BLOCK_ROWS = 2**13  # of a result at a time
+TEXTS = 32  # statements that a database keeps as parsed and as written: each takes half a millisecond
 DATABASES = 4  # kept for the next query, each with the columns of its stores
 SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads nothing but the tables that it is given
     "enable_external_access": False,
@@ -155,8 +156,10 @@ class Database:
         self.connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
         for name, store in stores.items():
             self._create_tables(name, store)
+        self._text: Callable[[str, str], str] = lru_cache(TEXTS)(lambda query, value: self._rows(query, value)[0][0])
         self.empty = self._tree("select 1")["statements"][0]["node"]
-        self._threads = self._rows("select current_setting('threads')")[0][0]
+        self._threads = str(self._rows("select current_setting('threads')")[0][0])
+        self._settings: dict[str, str] = {}
 
     def _create_tables(self, schema: str, store: Store) -> None:
         from embstore.database.tables import Table
@@ -208,7 +211,7 @@ class Database:
             raise InvalidValueError("the query holds the character NUL: write chr(0)")
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
-        self.connection.execute(f"set memory_limit = '{settings().nbytes}B'")
+        self._set("memory_limit", f"{settings().nbytes}B")
         given, fixed = [], {}
         try:
             for name, frame in frames.items():
@@ -237,7 +240,7 @@ class Database:
                 rewrite(tree["statements"][0]["node"], self)
                 text = self._written(tree["statements"][0]["node"])
                 # one thread gives the functions of groups all groups at once
-                self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
+                self._set("threads", "1" if "_es_" in text else self._threads)
                 return self._held(text, fixed)
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
@@ -254,6 +257,12 @@ class Database:
                 if table.size < 0:
                     self._register(schema, self.stores[schema].hidden_size)
 
+    def _set(self, name: str, value: str) -> None:
+        """Change a setting of DuckDB where it has another value: a change costs it a millisecond."""
+        if self._settings.get(name) != value:
+            self.connection.execute(f"set {name} = '{value}'")
+            self._settings[name] = value
+
     def _fixed(self, query: str) -> dict[int, int]:
         """The size of each column of a statement that is a list of a fixed size, by its place."""
         try:
@@ -267,6 +276,8 @@ class Database:
         import polars as pl
 
         frame = _held(self.connection.sql(text), self._error)
+        if not fixed:
+            return frame
         columns: Any = {place: frame[:, place] for place in fixed}
         return frame.with_columns(*(each.cast(pl.Array(each.dtype.inner, fixed[at])) for at, each in columns.items()))
 
@@ -336,21 +347,20 @@ class Database:
         self.connection.register(name, chosen)
         return name
 
-    def _rows(self, text: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = self.connection.execute(text, list(parameters)).fetchall()
+    def _rows(self, text: str, *values: str) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = self.connection.execute(text, values).fetchall()
         return rows
 
     def _tree(self, query: str) -> Node:
         try:
-            tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+            tree: Node = json.loads(self._text("select json_serialize_sql(?)", query))
         except RecursionError:
             raise InvalidValueError("the query is nested too deeply: write it with fewer operators in a row") from None
         return tree
 
     def _written(self, node: Node) -> str:
         tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
-        text: str = self._rows("select json_deserialize_sql(?::json)", [tree])[0][0]
-        return text
+        return self._text("select json_deserialize_sql(?::json)", tree)
 
 
 def _require_allowed(statement: Node) -> None:

@@ -244,10 +244,13 @@ def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
 
 def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
     """Open one store, with what was appended to it."""
-    with ThreadPoolExecutor(1) as pool:  # a bucket is asked at the same time
-        found = pool.submit(_parts_of, location)
-        reader = open_reader(location)
-    members = found.result()
+    if isinstance(location, Path):
+        reader, members = open_reader(location), _parts_of(location)
+    else:
+        with ThreadPoolExecutor(1) as pool:  # a bucket is asked at the same time
+            found = pool.submit(_parts_of, location)
+            reader = open_reader(location)
+        members = found.result()
     if len(members) > 1:
         return Store(_joined(members, options, path=location, is_stored=True))
     _warn_of_begun(members)

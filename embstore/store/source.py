@@ -93,12 +93,12 @@ class FileSource:
         """Read the commit records again, so that rows written by another process since then can be read."""
         layout = self.layout
         records_of_all = self.reader.commits()
-        self._is_committed = bool(committed(records_of_all, layout).all())
-        records = records_of_all[layout.first : layout.first + layout.n_partitions]
+        of_all, own = committed(records_of_all, layout), slice(layout.first, layout.first + layout.n_partitions)
+        self._is_committed, records = bool(of_all.all()), records_of_all[own]
         if self._records is not None and not np.array_equal(self._records, records):
             self.reader.forget()
         self._records = records
-        self.committed: NDArray[np.bool_] = committed(records, layout)
+        self.committed: NDArray[np.bool_] = of_all[own]
         self.n_committed_rows = int(records[self.committed, 0].sum())
         checksums = Checksums(self.reader, records, first=layout.first) if self.verify else None
         self._snapshot = Snapshot(self.reader, layout, self.committed, self.center, checksums)

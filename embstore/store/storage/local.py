@@ -44,7 +44,7 @@ class LocalStorage(Storage):
         self._temporary = path / temporary
 
     def get_versioned(self, key: str) -> tuple[bytes, Version]:
-        with self._reading(key), opened(self.path / key) as descriptor:
+        with self._reading(key), opened(f"{self._name}/{key}") as descriptor:
             status = os.fstat(descriptor)
             if status.st_size > MAX_GET_NBYTES:
                 raise StoreDamagedError(f"{self.path / key} has {status.st_size:,} bytes: {REPAIR_HINT}")
@@ -70,7 +70,7 @@ class LocalStorage(Storage):
     def size(self, key: str) -> int | None:
         try:
             with self._reading(key):
-                status = os.stat(self.path / key)
+                status = os.stat(f"{self._name}/{key}")
         except KeyNotFoundError:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -139,7 +139,7 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        with reading(self.path / key):
+        with reading(f"{self._name}/{key}"):
             try:
                 yield
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

@@ -81,9 +81,9 @@ class ZarrReader:
         stored.update(zip(others, storage.get_many(f"{name}/{NODE}" for name in others), strict=True))
         self._rewritten: set[str] = set()  # arrays whose rows the Zarr library reads
         for name, spec in self.specs.items():
-            if self._is_folder and stored[name] is not None and stored[name] != array_node(spec):
+            if self._is_folder and stored[name] not in (None, array_node(spec)):
                 self._rewritten.add(name)
-            else:
+            elif not self._is_folder or stored[name] is None:
                 self._require_node(spec, stored[name])
         self.recomputed = Recomputed(self) if self.metadata.virtual else None
         self.remote: RemoteRows | None = None
