@@ -86,8 +86,8 @@ class LayerTap:
             receive(self.num_hidden_layers, self.model(**inputs).last_hidden_state)
 
 
-def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
-    """Find the modules whose inputs are the model's `hidden_states`, by running it once on `inputs`.
+def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, Sequence[torch.Tensor]]:
+    """Find the modules whose inputs are the model's `hidden_states`, by running it once on `inputs`; these states too.
 
     The batch and the positions of `inputs` must differ in number. Raises ValueError if the model returns no hidden
     states, or layers of different sizes.
@@ -128,7 +128,7 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
         )
-    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted)
+    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted), output.hidden_states
 
 
 def _matching(

@@ -127,13 +127,12 @@ class Network:
         given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, self.device)
         try:
             with torch.no_grad():
-                states = model(**given, output_hidden_states=True).hidden_states
                 if random := needed_parameters(model, given, loaded.missing):
                     raise ModelError(
                         f"the weights of {loaded.name!r} do not contain {len(random)} parameters that the hidden "
                         f"states need, such as {random[0]!r}; use a complete model"
                     )
-                tap = find_layers(model, given)
+                tap, states = find_layers(model, given)
                 return find_inputs(model, self.tokenizer, given, states, dtype=self.dtype), tap
         except ModelError:
             raise
