@@ -169,7 +169,7 @@ def senses(
 ) -> None:
     """Find a word's senses: clusters of its occurrences.
 
-    Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster, from 0.
+    Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
     opened = es.open(store)
     found = es.senses(
@@ -198,7 +198,7 @@ def _print_clusters(store: es.Store, found: es.analysis.Clusters, most: int) -> 
     labelled = found.purity is not None
     rows = []
     for row in found.frame.to_dicts():
-        shown = {"cluster": str(row["cluster"] + 1), "occurrences": row["count"]}
+        shown = {"cluster": str(row["cluster"]), "occurrences": row["count"]}
         shown |= {"share": f"{row['share']:.0%}", "silhouette": row["silhouette"]}
         rows.append(shown | ({"most frequent label": row["label"], "purity": row["purity"]} if labelled else {}))
     clusters = counted(len(found.frame), "cluster")
@@ -208,7 +208,7 @@ def _print_clusters(store: es.Store, found: es.analysis.Clusters, most: int) -> 
     if found.purity is not None and found.baseline is not None:
         title += f", purity {found.purity:.2f} (of one cluster: {found.baseline:.2f})"
     print_table(rows, title=title, right=("share",))
-    if found.null is not None and not any(caveat.startswith("vectors without clusters") for caveat in found.caveats):
+    if found.null is not None and not found.caveats:
         print(f"silhouette of vectors without clusters: {found.null:.2f} on average, p {found.p:.2f}")
     for caveat in found.caveats:
         print(f"note: {caveat}")
@@ -216,4 +216,4 @@ def _print_clusters(store: es.Store, found: es.analysis.Clusters, most: int) -> 
         print()
         nearest = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))
         parts = store.select(rows=nearest["occurrence"]).concordance()
-        print_concordance(nearest.to_dicts(), parts, title=f"cluster {number[0] + 1}: nearest its center")
+        print_concordance(nearest.to_dicts(), parts, title=f"cluster {number[0]}: nearest its center")

@@ -104,7 +104,7 @@ def cluster_map(clusters: Clusters) -> Figure:
     check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
     points = principal_plane(clusters.vectors)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
-    drawn = [("by cluster" if len(set(numbers)) > 1 else "one cluster", [f"cluster {each + 1}" for each in numbers])]
+    drawn = [("by cluster" if len(set(numbers)) > 1 else "one cluster", [f"cluster {each}" for each in numbers])]
     if any(label is not None for label in labels):
         drawn.append(("by label", [NO_LABEL if label is None else str(label) for label in labels]))
     figure, axes = panels(len(drawn), height=3.2, margin=0.3)

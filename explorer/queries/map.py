@@ -242,7 +242,7 @@ def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int
 def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int8], int]:
     """The sense of each row: that of `senses`, or for rows it has not sampled the nearest center's."""
     found = es.senses(Selection(store, rows=made.rows), word, layers=made.layer, sample=CLUSTERED)
-    own = found.occurrences["cluster"].to_numpy()
+    own = found.occurrences["cluster"].to_numpy() - 1
     unit = unit_rows(found.vectors)
     centers = unit_rows(np.stack([unit[own == number].mean(0) for number in range(int(own.max()) + 1)]))
     codes = np.empty(len(made.rows), np.int8)

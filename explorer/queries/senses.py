@@ -37,7 +37,6 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
     found = es.senses(one.store, word, layers=layer, n_clusters=clusters, sample=SAMPLE)
     asked.report(1, None)
     table = found.occurrences
-    numbers = found.frame["cluster"].to_list()
     markers = found.markers(MARKERS)
     given = "" if clusters is None else f", n_clusters={clusters}"
     return {
@@ -48,15 +47,15 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
         "caveat": _caveat(found, len(np.asarray(found_rows(one, word, None)))),
         "clusters": [
             {
-                "cluster": number,
-                "count": int((table["cluster"] == number).sum()),
-                "markers": markers[number],
-                "examples": described(one.store, found.nearest(EXAMPLES).filter(cluster=number)["occurrence"]),
+                "cluster": code,
+                "count": count,
+                "markers": markers[code],
+                "examples": described(one.store, found.nearest(EXAMPLES).filter(cluster=code + 1)["occurrence"]),
             }
-            for number in numbers
+            for code, count in enumerate(found.frame["count"])
         ],
         "rows": table["occurrence"].to_list(),
-        "codes": table["cluster"].to_list(),
+        "codes": (table["cluster"] - 1).to_list(),
         "python": one.python(f"es.senses(store, {word!r}, layers={layer}{given}, sample={SAMPLE})"),
     }
 

@@ -276,11 +276,11 @@ def _pool(source: Source) -> list[str]:
 def _examples(source: Source, found: Clusters) -> list[Sentences]:
     """The sentences nearest to the center of each cluster."""
     nearest, markers, blocks = found.nearest(EXAMPLES), found.markers(MARKERS), []
-    for number, count in found.frame.select("cluster", "count").iter_rows():
+    for (number, count), words in zip(found.frame.select("cluster", "count").iter_rows(), markers, strict=True):
         rows = nearest.filter(nearest["cluster"] == number)["occurrence"].to_numpy()
         parts = source.store.select(rows=rows).concordance()
-        marked = f", marked by {', '.join(markers[number])}" if markers[number] else ""
-        blocks.append(Sentences(f"{found.word}, cluster {number + 1}: {count} occurrences{marked}", parts))
+        marked = f", marked by {', '.join(words)}" if words else ""
+        blocks.append(Sentences(f"{found.word}, cluster {number}: {count} occurrences{marked}", parts))
     return blocks
 
 

@@ -153,8 +153,8 @@ def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
         "purity 1.00 (of one cluster: 0.48)"
     )
     assert f"silhouette of vectors without clusters: {found.null:.2f} on average, p 0.05\n" in ran.out
-    for number in range(3):
-        assert f"cluster {number + 1}: nearest its center" in ran.out
+    for number in (1, 2, 3):
+        assert f"cluster {number}: nearest its center" in ran.out
     printed = [int(line.split()[0]) for line in ran.out.splitlines() if " sentence " in line or "sentence" in line]
     assert printed == found.nearest(2)["occurrence"].to_list()
 
@@ -164,7 +164,7 @@ def test_senses_as_json(folder: Work) -> None:
     found = senses(es.open(folder / "senses.zarr"), "bank", layers=2, label="class")
     assert [row["count"] for row in printed["clusters"]] == [14, 9, 6]
     assert [[near["occurrence"] for near in row["nearest"]] for row in printed["clusters"]] == [
-        found.nearest(3).filter(pl.col("cluster") == number)["occurrence"].to_list() for number in range(3)
+        found.nearest(3).filter(pl.col("cluster") == number)["occurrence"].to_list() for number in (1, 2, 3)
     ]
     assert (printed["null"], printed["p"], printed["caveats"]) == (found.null, 0.05, [])
     unlabelled = valid(folder.run("senses", "senses.zarr", "bank", "--json", "--clusters", "1", "-n", "0"), "senses")

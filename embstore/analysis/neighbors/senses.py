@@ -34,7 +34,7 @@ MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it choose
 
 @dataclass(frozen=True, eq=False)
 class Clusters(Framed):
-    """The clusters of the occurrences of a word in a layer, numbered from 0, the largest first.
+    """The clusters of the occurrences of a word in a layer, numbered from 1, the largest first.
 
     `occurrences`: one row per occurrence, by cluster and rank: `word, layer, cluster, rank,
     score, silhouette, occurrence, sentence, position, label, text, marked`. `score` is the cosine with the center of
@@ -117,7 +117,7 @@ class Clusters(Framed):
         (Grootendorst 2022); equal contexts count once.
         """
         words = list(contexts(self.store, self.occurrences["occurrence"]))
-        return marker_words(words, self.occurrences["cluster"].to_list(), len(self.frame), count=count)
+        return marker_words(words, (self.occurrences["cluster"] - 1).to_list(), len(self.frame), count=count)
 
     @property
     def purity(self) -> float | None:
@@ -235,7 +235,7 @@ def senses(
     order = np.lexsort((rows, -scores, found))
     listed = store.select(rows=rows[order]).table()
     table = listed.select(
-        pl.Series("cluster", found[order]),
+        pl.Series("cluster", found[order] + 1),
         pl.Series("score", scores[order]).fill_nan(None),
         pl.Series("silhouette", values[order]).fill_nan(None),
         "occurrence",
