@@ -12,7 +12,7 @@ from embstore_cli.output import Drawing, print_table
 if TYPE_CHECKING:
     import polars as pl
 
-SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
+SHARES = ("self", "previous", "next", "cls", "sep", "first", "punctuation")
 SHOWN_RELATIONS = 20  # the most frequent ones
 
 

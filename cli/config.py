@@ -75,7 +75,7 @@ class Config:
         except OSError as error:
             raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of too many digits
-            raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
+            raise InvalidValueError(f"--config {path} is not TOML, where texts are in quotes: {error}") from None
         allowed, values = self.settings(choice), {}
         for key, value in written.items():
             if key not in allowed:

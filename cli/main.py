@@ -208,7 +208,7 @@ def _fail_usage(error: Any) -> NoReturn:
     if unknown in GLOBAL:
         message = f"--{unknown} goes before the command: embstore --{unknown} {GLOBAL[unknown]} {command[9:]} ..."
     elif config is not None and any(unknown in config.settings(choice) for choice in config.choices()):
-        message = f"--{unknown.replace('_', '-')} is a setting: write {unknown} = VALUE in a file for --config"
+        message = f"--{unknown.replace('_', '-')} is a setting: write {unknown} = VALUE (text in quotes) for --config"
     print(f"embstore: {_shortened(message)}; see {command} --help", file=sys.stderr)
     sys.exit(2)
 

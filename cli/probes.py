@@ -111,7 +111,7 @@ def rows(
     result = probe.fit(es.open(store)).score()
     if save is not None:
         probe.save(save)
-    output.draw(lambda: es.plot.probe_scores(result.summary(), metric="accuracy"))
+    output.draw(lambda: es.plot.probe_scores(result.summary()))
     print_notes(result.notes)
     if output.deliver(result.frame):
         print_table(_of_rows(result.summary()), title=f"{kind} probes of {label}: test rows, 95 % intervals")

@@ -156,9 +156,9 @@ class Database:
         self.connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
         for name, store in stores.items():
             self._create_tables(name, store)
-        self._text: Callable[[str, str], str] = lru_cache(TEXTS)(lambda query, value: self._rows(query, value)[0][0])
+        self._text: Callable[[str, str], str] = lru_cache(TEXTS)(self._value)
         self.empty = self._tree("select 1")["statements"][0]["node"]
-        self._threads = str(self._rows("select current_setting('threads')")[0][0])
+        self._threads = str(self._value("select current_setting(?)", "threads"))
         self._settings: dict[str, str] = {}
 
     def _create_tables(self, schema: str, store: Store) -> None:
@@ -246,7 +246,7 @@ class Database:
                 if self._failure is not None:
                     raise self._failure from None
             try:
-                self._rows(f"explain {query}")  # whose errors have their places
+                self.connection.execute(f"explain {query}").fetchall()  # whose errors have their places
                 return self._held(query, fixed)
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
@@ -256,6 +256,9 @@ class Database:
             for schema, table in self._tables.items():
                 if table.size < 0:
                     self._register(schema, self.stores[schema].hidden_size)
+
+    def _value(self, statement: str, value: str) -> Any:
+        return self.connection.execute(statement, [value]).fetchall()[0][0]
 
     def _set(self, name: str, value: str) -> None:
         """Change a setting of DuckDB where it has another value: a change costs it a millisecond."""
@@ -276,10 +279,9 @@ class Database:
         import polars as pl
 
         frame = _held(self.connection.sql(text), self._error)
-        if not fixed:
-            return frame
         columns: Any = {place: frame[:, place] for place in fixed}
-        return frame.with_columns(*(each.cast(pl.Array(each.dtype.inner, fixed[at])) for at, each in columns.items()))
+        lists = [each.cast(pl.Array(each.dtype.inner, fixed[at])) for at, each in columns.items()]
+        return frame.with_columns(lists) if lists else frame
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes the exception it raises, which DuckDB would report as a text."""
@@ -346,10 +348,6 @@ class Database:
         chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))
         self.connection.register(name, chosen)
         return name
-
-    def _rows(self, text: str, *values: str) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = self.connection.execute(text, values).fetchall()
-        return rows
 
     def _tree(self, query: str) -> Node:
         try:

@@ -68,7 +68,7 @@ class Estimate:
         """Return the disk, memory and time that are needed, as lines of a name and a value."""
         free = "" if self.free_nbytes is None else f" of {format_nbytes(self.free_nbytes)} free"
         disk = f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"
-        time = "not measured: too little text, or not asked for"
+        time = "not measured"
         if self.seconds is not None:
             time = f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"
         return [("on disk", f"{disk}; {format_nbytes(self.memory_nbytes)} of memory"), ("time", time)]

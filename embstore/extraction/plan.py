@@ -105,8 +105,9 @@ class Plan:
             both = (self.encoder.tokenize([Sentence(words)]) for words in (capitals, lowered))
             spelled, same = (split.ids.tolist() for split in both)
             if spelled == same:
-                word = capitals[0]
-                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one (see --config)")
+                lines.append(
+                    f"to the model {capitals[0]} is {lowered[0]}: normalize=lower makes them one (of the corpus)"
+                )
         return lines
 
     @property

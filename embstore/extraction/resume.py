@@ -45,7 +45,7 @@ def _require_equal(name: str, planned: Any, stored: Any, path: Path | ObjectPath
         for key in (*planned, *(key for key in stored if key not in planned)):
             _require_equal(f"{name}.{key}", planned.get(key), stored.get(key), path)
     elif planned != stored and name not in IGNORED:
-        advice = "give the same corpus and options again, or another path for the store"
+        advice = "give the same corpus and options again, another path, or remove the store"
         raise StoreMismatchError(f"{path} was made with {name} {stored!r}, this plan has {planned!r}: {advice}")
 
 

@@ -75,13 +75,16 @@ def geometry_figure(
     return figure  # type: ignore[no-any-return]
 
 
-def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None = None) -> Figure:
+def probe_scores(summary: pl.DataFrame, *, metric: str | None = None, split: str | None = None) -> Figure:
     """Draw the score of class or row probes by layer, a line for each store, from `ProbeResult.summary()`.
 
-    The band is one standard deviation over the seeds; control tasks are dashed. `split`: by default test, if it exists.
+    The band is one standard deviation over the seeds; control tasks are dashed. `metric`: by default f1, or else the
+    first of the frame. `split`: by default test, if it exists.
     """
     check_columns(summary, ("store", "task", "layer", "split", "metric", "item", "value"), "the frame of scores")
-    check_choice("metric", metric, summary["metric"].unique(maintain_order=True).to_list())
+    metrics = summary["metric"].unique(maintain_order=True).to_list()
+    metric = metric or ("f1" if "f1" in metrics or not metrics else metrics[0])
+    check_choice("metric", metric, metrics)
     scores = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
     chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from embstore.arguments import checked
@@ -17,10 +16,7 @@ from embstore.probes.training import Training
 
 @checked
 def load(path: str | Path) -> ClassProbe | EdgeProbe | RowProbe | StructuralProbe:
-    """Read fitted probes that were saved with their `save`, to score and predict on other stores.
-
-    Raises SavedProbesError if there are none, SavedProbesError if they are damaged or of a newer version.
-    """
+    """Read fitted probes that were saved with their `save`, to use on other stores; raises SavedProbesError."""
     file = Path(path)
     if not file.is_file():
         raise SavedProbesError(f"{file} is not a file of saved probes: give one that save or --save wrote")
@@ -31,6 +27,5 @@ def load(path: str | Path) -> ClassProbe | EdgeProbe | RowProbe | StructuralProb
         probe = kind(**{**kept, "training": Training(**kept["training"])})
         probe.fitted_ = probe._restored(document["fitted"], tensors, document["store"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None
+        raise SavedProbesError(f"the probes {file} are damaged ({error}): train them again") from None
     return probe

@@ -27,8 +27,9 @@ def parse_conditions(
     """
     conditions: list[Condition] = []
     if words is not None:
-        types = _types_of(index, [words] if isinstance(words, str) else list(words))
-        conditions.append(lambda rows: _among(rows, _rows_of_types(index, types)))
+        types = {*_types_of(index, [words] if isinstance(words, str) else list(words))}
+        own = partial(map, index.rows_of, types)
+        conditions.append(lambda rows: _among(rows, np.sort(np.concatenate([np.empty(0, np.int64), *own()]))))
     for column, names in (labels or {}).items():
         codes = _codes(index, column, names)
         conditions.append(partial(_rows_with_labels, index, column, codes))
@@ -84,7 +85,8 @@ def row_numbers(rows: ArrayLike) -> NDArray[np.integer]:
     """Return a list of row numbers as an array of integers. Raises InvalidValueError for anything else."""
     array = _as_array(rows)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions")
+        hint = ': give words="..." for a word' if array.dtype.kind == "U" else ""
+        raise InvalidValueError(f"rows must be a list of integers, not {array.dtype} of {array.ndim} dimensions{hint}")
     return array
 
 
@@ -101,10 +103,6 @@ def _as_array(rows: ArrayLike) -> NDArray[Any]:
         return np.asarray(rows)
     except (ValueError, TypeError, OverflowError):
         raise InvalidValueError(f"rows must be a list of integers, not {quoted(rows)}") from None
-
-
-def _rows_of_types(index: Index, types: list[int]) -> Rows:
-    return np.sort(np.concatenate([np.empty(0, np.int64), *map(index.rows_of, sorted(set(types)))]))
 
 
 def _types_of(index: Index, words: list[str]) -> list[int]:

@@ -279,8 +279,10 @@ class Store:
         rows: ArrayLike | None = None,
         *,
         layers: Layers = None,
+        dtype: DTypeLike | None = None,
         out: NDArray[Any] | None = None,
         missing: Literal["error", "nan"] = "error",
+        **conditions: Any,
     ) -> NDArray[Any]:
         """Return the vectors of some rows, in their order; [layer, n, hidden_size], or [n, hidden_size] of one layer.
 
@@ -290,16 +292,24 @@ class Store:
             In any order, repeats allowed; all rows by default.
         layers : int, str or list, optional
             The number of a layer, -1 or "last", or a list of them; all layers by default.
+        dtype : dtype, optional
+            Such as "float32"; that of the store by default.
         out : array, optional
             C-contiguous, of the shape of the result, which it receives; of bfloat16 also uint16, of float16 float32.
         missing : "error" or "nan"
             What rows that are not written yet do: raise MissingRowsError, or read as NaN.
+        **conditions
+            Those of `select`, as in `store.vectors(words="bank", layers=6)`.
 
         Raises
         ------
         InvalidValueError
             For a layer or row that does not exist.
         """
+        if conditions or dtype is not None:
+            if out is not None:
+                raise InvalidValueError("out takes rows and layers alone: leave out dtype and conditions")
+            return self.select(rows=rows, layers=layers, **conditions).vectors(dtype=dtype, missing=missing)
         if missing != "error":  # by hand, as few rows are read in microseconds
             check_choice("missing", missing, ("error", "nan"))
         chosen, one = resolve_layers(layers, self.layers), is_one_layer(layers)

@@ -310,6 +310,8 @@ def test_words_only_leaves_punctuation_out_of_everything(tmp_path: Path) -> None
     found = geometry(made.store, words_only=True, **options)  # type: ignore[arg-type]
     assert found.equals(geometry(chosen, **options))  # type: ignore[arg-type]
     assert not found.equals(geometry(made.store, **options))  # type: ignore[arg-type]
+    alone = geometry(made.store.select(words="é"), **options)  # type: ignore[arg-type]
+    assert alone["baseline"].is_null().all(), "a word is no baseline of its own"
     with pytest.raises(InvalidValueError, match="has a letter: leave words_only out"):
         geometry(made.store.select(words=[".", ",;"]), words_only=True)
 

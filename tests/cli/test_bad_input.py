@@ -137,7 +137,7 @@ def test_too_little_memory_is_named_whatever_reports_it(
         ("zhao2020 corpus.txt -m model", 'kind = "letter"', "letter"),
         ("tenney2019 tasks -m =", "", "--model '=': '' cannot name"),
         ("chomsky1957 tasks -m model", "", "unknown study 'chomsky1957': choose zhao2020"),
-        ("zhao2020 corpus.txt -m model --kind a", "", "--kind is a setting: write kind = VALUE in a file"),
+        ("zhao2020 corpus.txt -m model --kind a", "", "--kind is a setting: write kind = VALUE (text in"),
         ("ethayarajh2019 corpus.txt -m model --small", "", "ethayarajh2019 has one size"),
     ],
 )

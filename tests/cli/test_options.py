@@ -125,10 +125,7 @@ def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
     [
         ("lookup store.zarr bank --threads 2", "--threads goes before the command: embstore --threads 4 lookup"),
         ("info store.zarr --memory 1GiB", "--memory goes before the command"),
-        (
-            "extract corpus.txt x.zarr -m model --seed 2",
-            "--seed is a setting: write seed = VALUE in a file for --config",
-        ),
+        ("extract corpus.txt x.zarr -m model --seed 2", "--seed is a setting: write seed = VALUE (text in quotes)"),
         ("--memory much info store.zarr", "memory 'much'"),
     ],
 )

@@ -71,18 +71,15 @@ def test_verify_of_a_damaged_store(work: Work) -> None:
         shard = next(shard.iterdir())
     flip(shard, 1000)
     before = work.contents()
-
     ran = work.run("verify", "store.zarr", "--json")
     assert ran.status == 1
     report = valid(Ran(0, ran.out, ran.err), "verify")
     assert [fault["partition"] for fault in report["faults"]] == [0]
-
     shown = work.run("verify", "store.zarr")
     assert shown.status == 1
     assert "partition 0" in shown.out
     assert "--repair" in shown.out.splitlines()[-1]
     assert work.contents() == before
-
     assert work.run("extract", "corpus.txt", "store.zarr", "--model", "model", "--repair").status == 0
     report = valid(work.run("verify", "store.zarr", "--json"), "verify")
     assert (report["ok"], report["faults"], report["missing"]) == (True, [], [])

@@ -80,7 +80,6 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     except subprocess.TimeoutExpired:  # it came while Python could not raise an exception
         process.send_signal(number)
         _, err = process.communicate(timeout=600)
-
     word = "interrupted" if number == signal.SIGINT else "terminated by a signal"
     assert re.fullmatch(
         rf"embstore: {word}; [\d,]+ of [\d,]+ occurrences are stored: run the same command again to resume\n",
@@ -88,7 +87,6 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     ), err.decode()
     assert (process.returncode, names(folder)) == (128 + number, {"new.zarr"})
     assert names(temporary) == set()
-
     monkeypatch.chdir(folder)
     resumed = run(*command)
     assert (resumed.status, resumed.err) == (0, "")

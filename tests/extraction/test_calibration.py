@@ -75,7 +75,7 @@ def test_few_sentences_are_not_timed() -> None:
     plan = es.plan(sentences(20), model=encoder)
     assert not encoder.runs
     assert plan.estimate.seconds is None
-    assert "not measured: too little text" in str(plan)
+    assert "not measured" in str(plan)
     assert plan.as_json()["seconds"] is None
 
 

@@ -160,6 +160,14 @@ def test_a_selection_reads_no_vectors_until_they_are_needed(made: Made, monkeypa
     assert len(made.store.select(words="bank")) > 0
 
 
+def test_vectors_of_a_store_take_the_conditions_of_select(made: Made) -> None:
+    found = made.store.vectors(words="bank", layers=2, dtype="float64")
+    np.testing.assert_array_equal(found, made.store.select(words="bank", layers=2).vectors(), strict=False)
+    assert found.dtype == made.store.vectors([3, 1, 3], dtype="float64").dtype == np.float64
+    with pytest.raises(InvalidValueError, match="out takes rows and layers alone"):
+        made.store.vectors([1], dtype="float64", out=found)
+
+
 @pytest.mark.parametrize("rows", [None, range(10, 400), range(10, 400, 3)])
 def test_blocks_without_a_copy_are_views_of_the_file(tmp_path: Path, rows: range | None) -> None:
     made = example(rows=600)
@@ -182,6 +190,7 @@ def test_blocks_without_a_copy_are_views_of_the_file(tmp_path: Path, rows: range
         ({"labels": {"pos": "X"}}, "there is no label column 'pos': the store has upos"),
         ({"labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB': the labels are NOUN, DET, X"),
         ({"rows": [-1]}, "there is no row -1"),
+        ({"rows": "bank"}, 'give words="..." for a word'),
         ({"rows": np.ones(3, bool)}, "rows of booleans must have the shape"),
         ({"rows": slice(0, 9, 0)}, "the step of a slice of rows is 0: give 1 or more"),
         ({"layers": 1}, "layer 1 is not stored: choose among 0, 2, 5"),

@@ -90,7 +90,7 @@ def geometry(
         sentence; the row with an empty one is of the layer, the mean over words or sentences. `adjusted` is value minus
         baseline, which is the anisotropy for `selfsim` and `intrasim`, and the MEV of all occurrences for `mev`.
         `baseline_reach` is half the width of the 95 % interval of a drawn baseline, by Student's t; 0 of the exact one,
-        null of `mev` of fewer than 100 vectors.
+        null of `mev` of fewer than 100 vectors. One word alone has no baseline.
 
     Raises
     ------
@@ -121,6 +121,9 @@ def geometry(
         results = _measure(inputs, precision, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
     numbers = frame.with_columns(pl.col("value", "baseline", "baseline_reach").fill_nan(None))
+    types = index.type[selection.rows[:1]]
+    if len(types) and bool((index.type[selection.rows] == types).all()):  # the word would be its own baseline
+        numbers = numbers.with_columns(pl.lit(None, pl.Float64).alias(name) for name in ("baseline", "baseline_reach"))
     columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
     return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 

@@ -86,7 +86,7 @@ class LayerTap:
             receive(self.num_hidden_layers, self.model(**inputs).last_hidden_state)
 
 
-def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, Sequence[torch.Tensor]]:
+def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, tuple[torch.Tensor, ...]]:
     """Find the modules whose inputs are the model's `hidden_states`, by running it once on `inputs`; these states too.
 
     The batch and the positions of `inputs` must differ in number. Raises ValueError if the model returns no hidden
@@ -128,7 +128,9 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, 
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
         )
-    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted), output.hidden_states
+    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted), tuple(
+        output.hidden_states
+    )
 
 
 def _matching(

@@ -189,7 +189,8 @@ def verify_one(path: Path | ObjectPath) -> VerifyReport:
                 raise
             checks.fault("store", str(error))
             checks.n_partitions = 0
-    return checks.verify_report()
+    faults, missing = tuple(checks.faults), tuple(checks.missing)
+    return VerifyReport(checks.path, faults, missing, checks.n_partitions, checks.checked_nbytes)
 
 
 def key_sizes(storage: Storage) -> dict[str, int]:
@@ -232,9 +233,6 @@ class Checks:
     def checked(self, nbytes: int) -> None:
         self.checked_nbytes += nbytes
         self._report(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
-
-    def verify_report(self) -> VerifyReport:
-        return VerifyReport(self.path, tuple(self.faults), tuple(self.missing), self.n_partitions, self.checked_nbytes)
 
     def attribute(self, fields: Any) -> tuple[Metadata, dict[str, StoredArray]] | None:
         """Parse the attribute "embstore" and compare it with its schema; None, with faults, where it is invalid."""

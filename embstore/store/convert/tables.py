@@ -105,7 +105,8 @@ def write_table(selection: Any, out: str | os.PathLike[str]) -> Path:
     options: Any = {"compression": "lz4", "row_group_size": group, "statistics": False, "metadata": about}
     with (
         replacing_table(path) as partial,
+        partial.open("wb") as file,  # after an error Polars may still create a file at a path that it is given
         reporting(settings().progress, total=len(selection), label="export") as report,
     ):
-        lazy_table(selection, report=report).sink_parquet(partial, **options)
+        lazy_table(selection, report=report).sink_parquet(file, **options)
     return path
