@@ -9,11 +9,11 @@ import { Table } from "../parts/table";
 import { useQuery } from "../use_query";
 
 function LayersView() {
-  const { index, values } = useApp();
+  const { index, store, stores, values } = useApp();
   return (
     <div class="layers">
       <GeometryPart />
-      <CkaPart key={`${index} ${values.other}`} />
+      {(store.layers.length > 1 || stores.length > 1) && <CkaPart key={`${index} ${values.other}`} />}
       <ProbesPart />
     </div>
   );
