@@ -28,7 +28,7 @@ function NeighborsView() {
   return (
     <>
       <div class="toolbar">
-        <WordBox label="Of" value={text ?? word ?? ""} placeholder="A word, or: the [bank] of a river" choose={ask} />
+        <WordBox label="Of" value={text ?? word ?? ""} placeholder="A word, or: a river [bank]" choose={ask} />
         <Filters />
         <label class="field">
           <span>Show</span>
