@@ -16,9 +16,9 @@ import embstore as es
 from embstore import plot
 from embstore.corpus import EdgeSentence, Tree, derived_edges, read_trees
 from embstore.errors import InvalidValueError
+from embstore.plot.curves import STRUCTURE_PANELS
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, Training, code_length, load, summary
 from embstore_studies.study import (
-    MARKERS,
     SPLITS,
     Distinct,
     Row,
@@ -29,6 +29,7 @@ from embstore_studies.study import (
     decimals,
     digest_of,
     draw,
+    draw_line,
     methods,
     treebank_files,
 )
@@ -333,15 +334,14 @@ def rank_figure(scores: Scores) -> Any:
     figure, axes = plot.panels(2, height=2.6)
     ranks = sorted({*scores.frame["rank"]})
     for place, (axis, metric) in enumerate(zip(axes, ("uuas", "dspr"), strict=True)):
+        title, label = STRUCTURE_PANELS[metric]
         for number, (model, layer) in enumerate(scores.best.items()):
             frame = scores.of(model, encoder="trained", layer=layer, metric=metric).sort("rank")
-            color, marker = plot.PALETTE[number % len(plot.PALETTE)], MARKERS[number % len(MARKERS)]
-            line = {"color": color, "marker": marker, "markersize": 3.5, "linewidth": 1.3}
-            axis.plot(frame["rank"], frame["value"], label=f"{model}, layer {layer}", **line)
+            draw_line(axis, frame["rank"], frame["value"], number=number, label=f"{model}, layer {layer}")
         known = [rank for rank in ranks if rank in BY_RANK]
         look = {"color": "#777777", "linestyle": "--", "label": "the paper's BERTBASE7 (Penn Treebank)"}
         axis.plot(known, [BY_RANK[rank][place] for rank in known], **look)
-        plot.style(axis, title=METRICS[metric], x="rank of the probe", y=f"{METRICS[metric]} (test)")
+        plot.style(axis, title=title, x="rank of the probe", y=f"{label} (test)")
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks, [str(rank) for rank in ranks], rotation=45)
         axis.minorticks_off()

@@ -74,8 +74,7 @@ def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
 
 
 def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
-    figure = plot.edge_summary(edge_frame())
-    [axis] = figure.axes
+    [axis] = plot.edge_summary(edge_frame()).axes
     assert [label.get_text() for label in axis.get_yticklabels()] == ["pos\n50.0 → 80.0", "roles\n50.0 → 80.0"]
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 2, 2, 2])
     spans = [np.array(path)[:, 0].tolist() for bars in axis.containers[1:] for path in _segments(bars)]
@@ -83,6 +82,8 @@ def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
     assert {"1.00", "2.00"} <= set(texts(axis))
     dev = plot.edge_summary(edge_frame(), split="dev").axes[0]
     assert dev.get_yticklabels()[0].get_text() == "pos\n80.0 → 110.0"
+    [axis] = plot.edge_summary(edge_frame(layers=5).with_columns(low=pl.col("low") - 1.4)).axes
+    assert [text.xy[0] for text in axis.texts[:4]] == [0, 0, 2.5, 2.5], "no error bar crosses a number"
 
 
 @pytest.mark.parametrize(

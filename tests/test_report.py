@@ -15,7 +15,7 @@ import pytest
 import embstore as es
 from embstore.store import Labels, Store, Strings, Text
 from embstore_explorer import report as report_of
-from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
+from embstore_explorer.reports.sections import AFTER, BEFORE, SECTIONS, _best_probe, _clusterings
 from tests.probes.class_store import write_rows
 from tests.probes.edge_store import write_store
 from tests.store_making import make_store
@@ -73,19 +73,14 @@ class Tags(HTMLParser):
 def test_words_are_text_and_nothing_outside_is_referenced(report: Any) -> None:
     page = Tags(report.html)
     assert not {tag for tag, _ in page.tags} & {"img", "script", "link", "iframe", "object", "i", "b"}
-    names = {name for _, attributes in page.tags for name in attributes}
-    assert not [name for name in names if name.startswith("on")]
-    links = [
-        each
-        for _, attributes in page.tags
-        for name, each in attributes.items()
-        if name in ("href", "xlink:href", "src")
-    ]
+    pairs = [pair for _, attributes in page.tags for pair in attributes.items()]
+    assert not [name for name, _ in pairs if name.startswith("on")]
+    links = [each for name, each in pairs if name in ("href", "xlink:href", "src")]
     assert links
     assert all(each is not None and each.startswith(("#", "data:image/png;base64,")) for each in links)
     assert not re.search(r"url\((?!#)|@import", report.html)
-    for word in HOSTILE:
-        assert word in page.text
+    assert all(word in page.text for word in HOSTILE)
+    assert "@media screen and (max-width" in report.html, "figures scroll on a phone, not on paper"
     ids = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
     anchors = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert anchors == {f"#{name}" for name in SECTIONS}
@@ -160,10 +155,8 @@ def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path, mo
 def test_too_few_occurrences_are_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     rng = np.random.default_rng(0)
-    for count, said in (
-        (20, "Not determined: no word has 30 different contexts or more"),
-        (40, "None of the 12 words of"),
-    ):
+    cases = (20, "Not determined: no word has 30 different contexts or more"), (40, "None of the 12 words of")
+    for count, said in cases:
         texts = [[f"a{number}", f"word{number % 12}", f"b{number}"] for number in range(12 * count)]
         vectors = rng.normal(size=(1, 36 * count, 5)).astype(np.float32)
         store = write_store(tmp_path / f"{count}.zarr", texts, vectors, (0,))
@@ -181,6 +174,12 @@ def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
     assert es.senses(store, HOSTILE[0]).p == 1 / 20
     assert es.senses(store, "word9", n_clusters=2).p > 0.05
     assert es.senses(store, "word9", n_clusters=1).p is None
+
+
+def test_a_long_sentence_is_cut_at_a_space_on_both_sides_of_its_word() -> None:
+    assert BEFORE.sub(r"… \1", "one two " * 50) == "… " + "one two " * 20
+    assert AFTER.sub(r"\1 …", " one two" * 50) == " one two" * 20 + " …"
+    assert (BEFORE.sub("", "short "), AFTER.sub("", " short")) == ("short ", " short")
 
 
 def test_repeated_contexts_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,9 +125,11 @@ def _draw_expectation(
     errors = np.nan_to_num(np.maximum(errors, 0))
     label = "deviation over seeds; interval over sentences" if errors.any() else None
     axis.errorbar(values, y, xerr=errors, fmt="none", ecolor="black", elinewidth=0.9, label=label)
-    for at, value in zip(y, values, strict=True):
-        inside = {"fontsize": 6.5, "color": "w" if color == CENTER and value > 0.12 * top else "black"}
-        axis.annotate(_shown(value), (0, at), (3, 0), textcoords="offset points", va="center", **inside)
+    for at, value, below, above in zip(y, values, *errors, strict=True):
+        crossed = above > 0 and value - below < 0.14 * top and value + above < 0.8 * top  # by the error bar
+        look = {"fontsize": 6.5, "color": "w" if color == CENTER and value > 0.12 * top and not crossed else "black"}
+        start = (value + above if crossed else 0, at)
+        axis.annotate(_shown(value), start, (3, 0), textcoords="offset points", va="center", **look)
 
 
 def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], list[str]]:

@@ -64,12 +64,8 @@ def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict
     pair = f"store.select({', '.join(given)})" if given else "store"
     lines = [f"other = es.open({two.address!r})", f"chosen = {pair}"] if one is not two else []
     pair = pair if one is two else "chosen, other.select(rows=chosen.rows)"
-    return {
-        "a": list(one.store.layers),
-        "b": list(two.store.layers),
-        "values": found["values"],
-        "python": one.python(*lines, f"es.analysis.linear_cka({pair})"),
-    }
+    call = one.python(*lines, f"es.analysis.linear_cka({pair})")
+    return {"a": list(one.store.layers), "b": list(two.store.layers), "values": found["values"], "python": call}
 
 
 def _cka(asked: Asked, data: Selection, other: Selection | None) -> dict[str, Any]:
@@ -85,7 +81,8 @@ def probes(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
     """
     one = asked.store(store)
     results = [{"name": name, "kind": "scores", "rows": _scores(each, one)} for name, each in one.results.items()]
-    readers = [f"pl.read_{each.path.suffix[1:]}({str(each.path)!r})" for each in one.results.values()]
+    paths, all_rows = [each.path for each in one.results.values()], ", infer_schema_length=None"
+    readers = [f"pl.read_{path.suffix[1:]}({str(path)!r}{all_rows * (path.suffix != '.parquet')})" for path in paths]
     return {"results": [each for each in results if each["rows"]], "python": one.python(*readers)}
 
 
@@ -94,8 +91,9 @@ def _scores(file: SavedFile, one: Explored) -> list[dict[str, Any]]:
     import polars as pl
 
     read: Any = {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".json": pl.read_json}[file.path.suffix]
+    options = {} if file.path.suffix == ".parquet" else {"infer_schema_length": None}  # the first may lack numbers
     try:
-        frame = read(file.path)
+        frame = read(file.path, **options)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InvalidValueError(f"{file.path} cannot be read ({quoted(str(error).splitlines()[0])})") from None
     if not {"layer", "metric", "value"} <= set(frame.columns):

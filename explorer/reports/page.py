@@ -29,17 +29,19 @@ section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.4r
 nav ol, ul { padding-left: 1.3rem; } li { margin: .25rem 0; }
 .blocks { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; } .wide { flex: 1 1 100%; }
 figure { margin: .6rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; display: block; zoom: 1.25; }
-.scroll { overflow-x: auto; max-width: 100%; } caption { text-align: start; padding-bottom: .3rem; }
+@media (prefers-color-scheme: dark) { figure svg [style*="stroke: #0072b2"] { stroke: #4aa8e0 !important; }
+  figure svg [style*="fill: #0072b2"] { fill: #4aa8e0 !important; } }
+.scroll { overflow-x: auto; max-width: 100%; } caption { text-align: start; padding-bottom: .3rem;
+  max-width: calc(100vw - 3rem); }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .22rem .8rem .22rem 0; border-bottom: 1px solid var(--line); text-align: start; vertical-align: top;
   overflow-wrap: break-word; max-width: 42rem; }
 th { font-weight: 600; } .number { text-align: end; white-space: nowrap; }
-.sentences p { margin: .25rem 0; padding-inline-start: .8rem; border-inline-start: 3px solid var(--line);
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-mark { background: var(--mark); color: inherit; font-weight: 600; padding: 0 .15em; border-radius: .2em; }
+.sentences p { margin: .25rem 0; padding-inline-start: .8rem; border-inline-start: 3px solid var(--line); }
+.sentences { overflow-wrap: anywhere; } mark { background: var(--mark); color: inherit; font-weight: 600; }
 pre { background: var(--box); padding: .7rem .9rem; overflow-x: auto; font-size: .82rem; border-radius: .3rem; }
 .problem { background: var(--box); padding: .6rem .9rem; border-radius: .3rem; }
-@media (max-width: 46rem) { figure { overflow-x: auto; } figure svg { max-width: none; zoom: 1; } }
+@media screen and (max-width: 46rem) { figure { overflow-x: auto; } figure svg { max-width: none; zoom: 1; } }
 @media print { body { max-width: none; font-size: 10pt; } section { break-inside: auto; }
   figure, .sentences, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } pre { white-space: pre-wrap; }
   .scroll { overflow: visible; } table { font-size: .72rem; } th.number { white-space: normal; }

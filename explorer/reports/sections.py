@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -29,6 +30,7 @@ MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 15, 100, 10, 4, 150
 ENOUGH = 30  # occurrences: of fewer, clusters may be found, and none found says nothing
 SUPPORTED = 0.25  # silhouettes below show no substantial structure (Kaufman & Rousseeuw 1990)
 EXAMPLES, MARKERS = 3, 6
+BEFORE, AFTER = re.compile(r"(?s)^.*\s(\S*.{160})$"), re.compile(r"(?s)^(.{160}\S*)\s.*")  # of a word in its sentence
 MAX_CKA_LAYERS = 13
 CLASSES, MAX_CLASSES, PROBED_WORDS, SEEDS, EPOCHS, CLEAR = 8, 60, 3000, (0, 1, 2), 10, 0.05
 
@@ -47,7 +49,7 @@ def contents(source: Source) -> Section:
         "extraction": _facts(described["extraction"]),
         "rows": f"{described['n_rows']:,} ({state})",
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences "
-        f"of {described['n_documents']:,} documents",
+        f"of {described['n_documents']:,} document{'s' * (described['n_documents'] != 1)}",
         "layers": ", ".join(map(str, store.layers)),
         "vectors": f"{store.hidden_size:,} numbers of {store.dtype}; {described['nbytes'] / 2**20:,.1f} MiB in all",
         "labels": labels or "none",
@@ -89,9 +91,8 @@ def _facts(described: dict[str, Any]) -> str:
 def geometry(source: Source) -> Section:
     """Anisotropy, self-similarity and intra-sentence similarity by layer."""
     summary = summarize_geometry(source.geometry, seed=source.seed)
-    store = source.store
     figure = plot.geometry_figure({_stem(source): summary})
-    first, last = store.layers[0], store.layers[-1]
+    first, last = source.store.layers[0], source.store.layers[-1]
 
     def value(metric: str, layer: int, column: str) -> float:
         chosen = summary.filter((pl.col("metric").cast(pl.String) == metric) & (pl.col("layer") == layer))
@@ -128,7 +129,7 @@ def geometry(source: Source) -> Section:
         call=f"{source.geometry_code}\nsummary = es.analysis.summarize_geometry(table, seed={source.seed})",
         blocks=[
             _picture(figure, "geometry", "Bands: 95 % intervals."),
-            Table(wide, "Minus anisotropy, with 95 % intervals"),
+            Table(wide, "Self-similarity (s) and intra-sentence similarity (i) minus anisotropy, with 95 % intervals"),
         ],
         caveats=[
             *source.sampled,
@@ -196,8 +197,7 @@ def meanings(source: Source) -> Section:
     clustered = [(each.silhouette, each) for each in clusterings if each.silhouette is not None]
     ranked = sorted(clustered, key=lambda pair: -pair[0])[:TESTED]
     found = [each for _, each in ranked]
-    high = [each for silhouette, each in ranked if silhouette >= SUPPORTED]
-    clear = [each for each in high if not each.caveats]
+    clear = [each for silhouette, each in ranked if silhouette >= SUPPORTED and not each.caveats]
     rows = [
         (each.word, len(each.occurrences), len(each.frame), each.silhouette, each.null, each.p, each in clear)
         for each in found
@@ -208,19 +208,17 @@ def meanings(source: Source) -> Section:
     shown = clear[:SHOWN_SENSES]
     blocks: list[Table | Picture | Sentences] = []
     for each in shown:
-        blocks.append(_picture(plot.cluster_map(each), f"senses {each.word}", f"Silhouette {each.silhouette:.2f}."))
+        blocks.append(_picture(plot.cluster_map(each), f"senses {each.word}", "A point is an occurrence."))
         blocks += _examples(source, each)
     blocks.append(Table(tested, f"The {len(found)} words with the highest silhouettes"))
     n_enough = sum(len(each.occurrences) >= ENOUGH for each in clusterings)
     if clear:
         listed = ", ".join(each.word for each in clear)
-        finding = (
-            f"The occurrences of {listed} fall into clusters that are better separated than chance would have them."
-        )
+        finding = f"The occurrences of {listed} fall into clusters that are better separated than by chance."
     elif n_enough:
         finding = (
             f"None of the {n_enough:,} words of {ENOUGH} occurrences or more falls into clusters that are better "
-            "separated than chance would have them."
+            "separated than by chance."
         )
     else:
         finding = (
@@ -234,10 +232,10 @@ def meanings(source: Source) -> Section:
         f"occurrences or more, in at most {MAX_SHARE:.0%} of the sentences) are clustered at the last layer by "
         "k-means of unit vectors; the number of clusters is that of the highest silhouette. It counts as supported "
         f"if its silhouette is {SUPPORTED} or more and higher than those of 19 clusterings of as many vectors "
-        "drawn from one normal distribution of the same mean and covariance (p = "
-        ".05); null is their mean. Of equal contexts of five words on each side one counts, so that repeated sentences "
-        "are no cluster. A cluster is marked by the words that its contexts have more of than those of the others "
-        "(class-based tf-idf, Grootendorst 2022); sentences are those nearest to its center.",
+        "drawn from one normal distribution of the same mean and covariance (p = 0.05); null is their mean. Of equal "
+        "contexts of five words on each side one counts, so that repeated sentences are no cluster. A cluster is "
+        "marked by the words that its contexts have more of than those of the others (class-based tf-idf, "
+        "Grootendorst 2022); sentences are those nearest to its center.",
         call=f"{source.data_code}\n"
         f"found = es.senses(data, {(shown or found)[0].word if found else pool[0]!r}, sample={SAMPLE}, distinct=True, "
         f"seed={source.seed})\nfound.null, found.p\n"
@@ -278,7 +276,8 @@ def _examples(source: Source, found: Clusters) -> list[Sentences]:
     nearest, markers, blocks = found.nearest(EXAMPLES), found.markers(MARKERS), []
     for (number, count), words in zip(found.frame.select("cluster", "count").iter_rows(), markers, strict=True):
         rows = nearest.filter(nearest["cluster"] == number)["occurrence"].to_numpy()
-        parts = source.store.select(rows=rows).concordance()
+        lines = source.store.select(rows=rows).concordance()
+        parts = [(BEFORE.sub(r"… \1", left), word, AFTER.sub(r"\1 …", right)) for left, word, right in lines]
         marked = f", marked by {', '.join(words)}" if words else ""
         blocks.append(Sentences(f"{found.word}, cluster {number}: {count} occurrences{marked}", parts))
     return blocks

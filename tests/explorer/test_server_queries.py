@@ -461,13 +461,13 @@ def test_a_table_of_a_matrix_has_a_row_for_each_number() -> None:
 def test_tables_of_scores_next_to_a_store_are_shown(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr").store
     (tmp_path / "probes").mkdir()
-    rows = {"store": ["s", "other"], "layer": [0, 0], "metric": ["accuracy"] * 2, "value": [0.5, 0.75]}
-    pl.DataFrame(rows).write_csv(tmp_path / "probes" / "scores.csv")
+    rows = [{"store": "other", "layer": 0, "metric": "accuracy", "value": 0.75, "low": None}] * 150  # then a number
+    rows.append({"store": "s", "layer": 0, "metric": "accuracy", "value": 0.5, "low": 0.25})
+    pl.DataFrame(rows, infer_schema_length=None).write_csv(tmp_path / "probes" / "scores.csv")
     pl.DataFrame({"word": ["a"]}).write_parquet(tmp_path / "probes" / "words.parquet")
     (tmp_path / "probes" / "notes.txt").write_text("not probes")
     (result,) = run(explored([made]), "probes")["results"]
-    rows = [{"store": "s", "layer": 0, "metric": "accuracy", "value": 0.5}]
-    assert result == {"name": "scores", "kind": "scores", "rows": rows}
+    assert result == {"name": "scores", "kind": "scores", "rows": rows[-1:]}
     (tmp_path / "probes" / "bad.parquet").write_text("PAR1")
     with pytest.raises(InvalidValueError, match="bad"):
         answer(explored([made]), "probes", {})

@@ -28,7 +28,7 @@ export function LayerCurves({ points, label, title, height = 260, layer, series 
   const layers = [...new Set(points.map((point) => point.layer))].sort((a, b) => a - b);
   const known = points.filter((point): point is CurvePoint & { value: number } => point.value !== null);
   const values = known.map((point) => point.value);
-  const nearZero = Math.min(...values) < 0.3 * Math.max(...values) || new Set(values).size === 1;
+  const nearZero = Math.min(...values) < 0.3 * Math.max(...values) || new Set(values).size === 1 || layers.length === 1;
   const stroke = (point: CurvePoint) => color(series.indexOf(point.series));
   const options = (width: number): Plot.PlotOptions => ({
     height,

@@ -35,8 +35,8 @@ interface Problem { error: string; needs?: Needs; retry: () => void }
 /** An error, with what mends it where the page can: another place of the model, or the store opened again. */
 export function ErrorState({ error, needs, retry }: Problem) {
   return (
-    <div class="state error" role="alert">
-      <strong>This did not work</strong>
+    <div class={Array.isArray(needs) ? "state" : "state error"} role="alert">
+      <strong>{Array.isArray(needs) ? "No such word" : "This did not work"}</strong>
       <p dir="auto">{error}</p>
       {needs === "model" && <ModelForm />}
       {needs === "reopen" ? <OpenAgain /> : Array.isArray(needs) ? <Instead words={needs} /> : <button type="button" onClick={retry}>Try again</button>}

@@ -22,7 +22,7 @@ function CompareView() {
         <p class="note">
           {stores.length > 1
             ? "The word, the sentence and the condition are shared; each side has its own store and layer."
-            : "Two layers of one store: embstore explore ONE.zarr OTHER.zarr compares two stores, such as a model before and after fine-tuning."}
+            : `${stores[0]!.layers.length > 1 ? "Two layers of one store" : "One store, of one layer"}: embstore explore ONE.zarr OTHER.zarr compares two stores, such as a model before and after fine-tuning.`}
         </p>
       </div>
       <div class="sides">

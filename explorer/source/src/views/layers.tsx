@@ -9,11 +9,11 @@ import { Table } from "../parts/table";
 import { useQuery } from "../use_query";
 
 function LayersView() {
-  const { index, values } = useApp();
+  const { index, store, stores, values } = useApp();
   return (
     <div class="layers">
       <GeometryPart />
-      <CkaPart key={`${index} ${values.other}`} />
+      {(store.layers.length > 1 || stores.length > 1) && <CkaPart key={`${index} ${values.other}`} />}
       <ProbesPart />
     </div>
   );
@@ -148,7 +148,7 @@ function ProbeResult({ name, kind, rows }: ProbeResults["results"][number]) {
   const overall = scores.filter((row) => !row.item); // where there are many items, as classes
   const points = (overall.length && new Set(scores.map((row) => row.item)).size > 8 ? overall : scores)
     .map((row) => ({
-      layer: row.layer as number, value: row.value as number, low: row.low as number | null, high: row.high as number | null,
+      layer: row.layer as number, value: row.value as number, low: number(row.low) ? row.low : null, high: number(row.high) ? row.high : null,
       series: [row.task, row.metric, row.item].filter(Boolean).join(" ") || kind,
     }));
   const others = [...new Set(rows.map((row) => String(row.store ?? "").replace(/^.*[/]|[.]\w+$/g, "")))].filter((one) => one && one !== store.name);

@@ -28,10 +28,10 @@ function NeighborsView() {
   return (
     <>
       <div class="toolbar">
-        <WordBox label="Of" value={text ?? word ?? ""} placeholder="A word, or: They sat on the [bank] of the river" choose={ask} />
+        <WordBox label="Of" value={text ?? word ?? ""} placeholder="A word, or: a river [bank]" choose={ask} />
         <Filters />
         <label class="field">
-          <span>k</span>
+          <span>Show</span>
           <select value={values.k ?? "10"} onChange={(event) => go({ k: event.currentTarget.value })}>
             {[5, 10, 20, 50, 100].map((k) => <option key={k} value={String(k)}>{k}</option>)}
           </select>
