@@ -78,8 +78,7 @@ def geometry_figure(
 def probe_scores(summary: pl.DataFrame, *, metric: str | None = None, split: str | None = None) -> Figure:
     """Draw the score of class or row probes by layer, a line for each store, from `ProbeResult.summary()`.
 
-    The band is one standard deviation over the seeds; control tasks are dashed. `metric`: by default f1, or else the
-    first of the frame. `split`: by default test, if it exists.
+    The band is one standard deviation over the seeds; control tasks are dashed. Default: f1 on test, where they exist.
     """
     check_columns(summary, ("store", "task", "layer", "split", "metric", "item", "value"), "the frame of scores")
     metrics = summary["metric"].unique(maintain_order=True).to_list()

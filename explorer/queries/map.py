@@ -35,6 +35,7 @@ COLORS = 7  # values with a colour of their own; the others share one
 CLUSTERED = 2000  # occurrences of a word that are clustered; the others go to the nearest center
 FACTS = ("layer", "method", "explained", "n_selected", "axes_rows")  # of a map, besides its arrays
 UMAP_NOTE = "Distances in UMAP are not distances, and sizes and gaps mean nothing: only who is near whom counts."
+Senses = tuple[NDArray[np.int8], int, list[str]]  # the cluster of each row, how many there are, and what speaks against
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def map(
     made = _projection(asked, one, chosen, number, method, size, seed)
     regions = find_regions(made.points)
     names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
-    codes, colors, scale = _colors(one, made, color, word, regions, names)
+    key = ("map clusters", word, number, hashlib.sha256(made.rows.tobytes()).hexdigest())
+    senses = one.once(key, lambda: _clusters(one.store, str(word), made)) if color == "cluster" and word else None
+    codes, colors, scale = _colors(one, made, color, senses, regions, names)
     ends = np.percentile(made.points[:: max(1, len(made.rows) // 100_000)], (0.02, 99.98), axis=0, method="nearest")
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
     given = selecting(word, where=where, rows=rows, sinks=not n_sinks)
@@ -102,7 +105,7 @@ def map(
         "colors": colors,
         "scale": scale,
         "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],
-        "note": _note(made, sample, n_sinks),
+        "note": " ".join([*_notes(made, sample, n_sinks), *(senses[2] if senses else ())]) or None,
         "python": one.python(f"es.analysis.project({given}, {call})"),
     }
     arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1], "color": codes}
@@ -111,7 +114,7 @@ def map(
     return Arrays(arrays, data)
 
 
-def _note(made: Projection, sample: int, n_sinks: int) -> str | None:
+def _notes(made: Projection, sample: int, n_sinks: int) -> list[str]:
     said = [f"{n_sinks:,} attention sinks are left out."] if n_sinks else []
     if made.method == "umap":
         said.append(UMAP_NOTE)
@@ -119,7 +122,7 @@ def _note(made: Projection, sample: int, n_sinks: int) -> str | None:
             said.append(f"UMAP maps {MAX_UMAP:,} points at most.")
     elif made.axes_rows < len(made.rows):
         said.append(f"The axes are learned from {made.axes_rows:,} of these rows.")
-    return " ".join(said) or None
+    return said
 
 
 def _projection(
@@ -189,20 +192,19 @@ def _write(path: Path, name: str, made: Projection) -> None:
 
 
 def _colors(
-    one: Explored, made: Projection, color: str | None, word: str | None, regions: Regions, names: list[str]
+    one: Explored, made: Projection, color: str | None, senses: Senses | None, regions: Regions, names: list[str]
 ) -> tuple[NDArray[np.int8], list[str], str]:
     """Return the colour of each row, -1 for none, the name of each colour, and their kind: categories or ordered."""
     index = one.store.index
     if color is None:
         return np.full(len(made.rows), -1, np.int8), [], "categories"
     if color == "cluster":
-        if word is None:
+        if senses is None:
             return (*_frequent(regions.codes, names), "categories")
-        key = ("map clusters", word, made.layer, hashlib.sha256(made.rows.tobytes()).hexdigest())
-        codes, n_clusters = one.once(key, lambda: _clusters(one.store, word, made))
-        markers = name_groups(one, made.rows, codes, n_clusters, by_context=True)
+        groups, n_clusters, _ = senses
+        markers = name_groups(one, made.rows, groups, n_clusters, by_context=True)
         titles = [f"{number + 1}: {words}" if words else str(number + 1) for number, words in enumerate(markers)]
-        return (*_frequent(codes, titles), "categories")
+        return (*_frequent(groups, titles), "categories")
     if color == "word":
         return (*_frequent(index.type[made.rows], index.words), "categories")
     if color not in index.labels:
@@ -239,7 +241,7 @@ def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int
     return bins, [first if first == last else f"{first} to {last}" for first, last in ends]
 
 
-def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int8], int]:
+def _clusters(store: Store, word: str, made: Projection) -> Senses:
     """The sense of each row: that of `senses`, or for rows it has not sampled the nearest center's."""
     found = es.senses(Selection(store, rows=made.rows), word, layers=made.layer, sample=CLUSTERED)
     own = found.occurrences["cluster"].to_numpy() - 1
@@ -252,4 +254,4 @@ def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int
             store.vectors(rows, layers=made.layer).astype(np.float64) @ centers.T
         ).argmax(1)
     codes[np.searchsorted(made.rows, found.occurrences["occurrence"].to_numpy())] = own
-    return codes, len(centers)
+    return codes, len(centers), [f"{each[0].upper()}{each[1:]}." for each in found.caveats]

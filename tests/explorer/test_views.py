@@ -68,7 +68,6 @@ def test_a_word_is_searched_filtered_sorted_and_shared(view: Opened, stores: lis
     page.get_by_role("button", name="Next page").click()
     page.get_by_text(re.compile("^51–")).wait_for()
     shows(page, expected(store, words="bank")[50:100])
-
     where = page.get_by_role("textbox", name="Where")
     where.fill("sentence < 20 AND upos = 'NOUN'")
     where.press("Enter")

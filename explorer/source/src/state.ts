@@ -14,8 +14,11 @@ export interface State {
   href(changes: Changes): string;
 }
 
+const MAPPED = ["store", "layer", "word", "where", "method", "sample"]; // of another one, a lasso is around other points
+
 function changed(values: Values, changes: Changes): Values {
   const next: Record<string, string> = { ...values };
+  if (MAPPED.some((name) => name in changes && String(changes[name] ?? "") !== (values[name] ?? ""))) delete next.lasso;
   for (const [name, value] of Object.entries(changes)) {
     if (value === undefined || value === null || value === "") delete next[name];
     else next[name] = String(value);

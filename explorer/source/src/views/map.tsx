@@ -65,7 +65,7 @@ function MapView() {
   const hidden = useMemo(() => new Set((values.hidden ?? "").split(",").filter(Boolean).map(Number)), [values.hidden]);
   const counts = useMemo(() => points && tally(points.color, meta!.colors.length), [points]);
   const row = values.row === undefined ? undefined : Number(values.row);
-  const set = (name: string, value: string) => go({ [name]: value, hidden: null, lasso: name === "color" ? values.lasso : null, offset: null });
+  const set = (name: string, value: string) => go({ [name]: value, hidden: null, offset: null });
   const toggle = (code: number) => {
     const next = new Set(hidden);
     if (!next.delete(code)) next.add(code);
@@ -74,7 +74,7 @@ function MapView() {
   return (
     <>
       <div class="toolbar">
-        <WordBox label="Word" value={values.word ?? ""} placeholder="all words" choose={(word) => go({ word, row: null, color: null, lasso: null, hidden: null, offset: null })} />
+        <WordBox label="Word" value={values.word ?? ""} placeholder="all words" choose={(word) => go({ word, row: null, color: null, hidden: null, offset: null })} />
         <Filters />
         <LayerSlider />
         <label class="field"><span>Method</span>
@@ -99,7 +99,7 @@ function MapView() {
             </select>
           </label>
         )}
-        {!values.word && <Examples title="One word" to={(word) => ({ word, row: null, color: null, lasso: null, hidden: null, offset: null })} />}
+        {!values.word && <Examples title="One word" to={(word) => ({ word, row: null, color: null, hidden: null, offset: null })} />}
       </div>
       {answer.status === "error" ? <ErrorState error={answer.error!} needs={answer.needs} retry={answer.retry} />
         : !points || !meta ? (
