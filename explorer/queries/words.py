@@ -54,7 +54,7 @@ class _Vocabulary:
 
     def content(self, store: Store) -> NDArray[np.bool_]:
         """Whether each type is a content word: it has a letter, is in no list, and most labels upos say so."""
-        words = [word.casefold().replace("’", "'") for word in store.index.words]
+        words = [word.lstrip("ĠĊĉč▁").casefold().replace("’", "'") for word in store.index.words]  # spaces of subwords
         apt = np.array([any(map(str.isalpha, word)) and word not in FUNCTION_WORDS for word in words], bool)
         labels = store.index.own_labels.get("upos")
         if labels is not None:

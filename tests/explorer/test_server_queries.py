@@ -86,10 +86,10 @@ def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store
     assert run(one, "complete", prefix="x")["words"] == []
     assert len(run(one, "complete", limit=2)["words"]) == 2
     plain = es.store.write_arrays(
-        tmp_path / "a.zarr", [["the", "Hall", ",", "The", ","]], [np.eye(5)[None]], model="none"
+        tmp_path / "a.zarr", [["the", "Hall", "ĊĠ", "The", "ĊĠ", "Ġthe"]], [np.eye(6)[None]], model="none"
     )
     found = run(explored([plain]), "complete", content=True)["words"]
-    assert [each["word"] for each in found] == ["Hall", ",", "the", "The"]
+    assert [each["word"] for each in found] == ["Hall", "ĊĠ", "the", "The", "Ġthe"]
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -107,7 +107,7 @@ def geometry(
     selection = selected(data, layers)
     index = selection.store.index
     if words_only:
-        has_letter = np.array([any(map(str.isalnum, form)) for form in index.words], bool)
+        has_letter = np.array([any(map(str.isalnum, form.lstrip("ĠĊĉč▁"))) for form in index.words], bool)
         rows = selection.rows[has_letter[index.type[selection.rows]]]
         if not len(rows):
             raise InvalidValueError(f"no selected word of {selection.store.path} has a letter: leave words_only out")
