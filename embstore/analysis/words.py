@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from embstore.config import settings
 from embstore.devices import choose_device, thread_count
 from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
-from embstore.store.text import Text, ragged_indices
+from embstore.store.text import ragged_indices
 from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
@@ -94,7 +93,7 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
         bounds = np.clip(index.indptr, span.start, span.stop)
     else:
         bounds = np.searchsorted(rows, index.indptr)
-    texts, contexts = distinct_texts(index.text), np.zeros(n_types, np.int64)
+    texts, contexts = index.text.distinct, np.zeros(n_types, np.int64)
     order, unfinished = np.argsort(texts, kind="stable"), np.empty(0, np.int64)
     for start in range(0, len(order), BLOCK_SENTENCES):
         some = order[start : start + BLOCK_SENTENCES]
@@ -116,21 +115,6 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
 def eligible_types(data: Store | Selection, *, min_contexts: Positive = 5) -> NDArray[np.int64]:
     """Return the types that occur in `min_contexts` different sentences or more, ascending; int64 [n]."""
     return np.flatnonzero(distinct_contexts(data) >= min_contexts)
-
-
-def distinct_texts(text: Text) -> NDArray[np.int64]:
-    """The number of the first sentence that is equal but for white space, for each sentence; int64 [n].
-
-    Their digests of 128 bits are compared.
-    """
-    digests = np.empty(len(text), "S16")
-    for start in range(0, len(text), BLOCK_SENTENCES):
-        texts = map(str.strip, text.slice(start, start + BLOCK_SENTENCES))
-        plain = (each if each.isprintable() and "  " not in each else " ".join(each.split()) for each in texts)
-        joined = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in plain)
-        digests[start : start + BLOCK_SENTENCES] = np.frombuffer(joined, "S16")
-    _, firsts, numbers = np.unique(digests, return_index=True, return_inverse=True)
-    return firsts[numbers]
 
 
 def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:

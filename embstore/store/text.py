@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ TEXT_COLUMNS = {
 OPTIONAL = ("subword_start", "subword_stop")
 REQUIRED = [path for name, path in TEXT_COLUMNS.items() if name not in OPTIONAL]
 PIECES = "sentences/text"
+DIGESTED = 2**13  # sentences that are read together
 SPACED_BLOCK = 1024  # sentences whose characters are put in order together: about 2 MB
 NO_ID = -1  # of a subword of a model without a vocabulary
 
@@ -182,6 +184,21 @@ class Text:
     def pairs(self) -> NDArray[np.int64]:
         """The empty words, each between the two texts that its sentence is a pair of."""
         return np.flatnonzero(np.asarray(self.word_start) == self.word_stop)
+
+    @cached_property
+    def distinct(self) -> NDArray[np.int64]:
+        """The number of the first sentence that is equal but for white space, for each sentence; int64 [n].
+
+        Their digests of 128 bits are compared.
+        """
+        digests = np.empty(len(self), "S16")
+        for start in range(0, len(self), DIGESTED):
+            texts = map(str.strip, self.slice(start, start + DIGESTED))
+            plain = (each if each.isprintable() and "  " not in each else " ".join(each.split()) for each in texts)
+            joined = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in plain)
+            digests[start : start + DIGESTED] = np.frombuffer(joined, "S16")
+        _, firsts, numbers = np.unique(digests, return_index=True, return_inverse=True)
+        return firsts[numbers]
 
     def subset(self, sentences: NDArray[np.int64]) -> Text:
         """Return some sentences (ascending), in memory."""

@@ -20,7 +20,6 @@ from embstore.analysis.words import (
     compute_per_word,
     count_codes,
     distinct_contexts,
-    distinct_texts,
     eligible_types,
     iter_batches,
     iter_word_blocks,
@@ -188,7 +187,7 @@ def test_contexts_are_those_of_a_loop(tmp_path: Path, monkeypatch: pytest.Monkey
     written = write_words(tmp_path / "texts.zarr", words, texts=texts)
     spaces = [("\t", "\u3000 ", "\n", " ")[number % 4] for number in range(len(texts))]
     spelled = [text.replace(" ", space) + space for text, space in zip(texts, spaces, strict=True)]
-    numbers = distinct_texts(Text.of_words([text] for text in spelled)).tolist()
+    numbers = Text.of_words([text] for text in spelled).distinct.tolist()
     assert numbers == list(map(texts.index, texts))
     sentence = written.store.index.sentence
     for rows in (range(48), range(0, 48, 3), [7, 3, 3, 30]):

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Space, StoreVectors, Vectors
 from embstore.analysis.scan import labelled, selected
-from embstore.analysis.words import distinct_texts
 from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError, check_whole
@@ -295,7 +294,7 @@ def _task_of(
         candidates = queries = queries[np.isin(numbers[queries], kinds[n_labels >= 2])]
         if not len(queries):
             raise InvalidValueError(f"no selected word has two labels in {label!r}: choose another column or split")
-        groups[queries] = distinct_texts(index.text)[index.sentence[queries]]
+        groups[queries] = index.text.distinct[index.sentence[queries]]
     if split == "leave-one-word-out":
         pools = [(np.arange(len(queries)), candidates)]
     else:
