@@ -138,8 +138,9 @@ def check_value(name: str, value: object, hint: Any) -> None:
     if choices and isinstance(value, type(choices[0])):
         allowed = ", ".join(map(str, choices))
         raise InvalidValueError(f"unknown {name.removeprefix('a ')} {quoted(value)}; allowed are {allowed}")
-    texts = [_text_of(arm) for arm in arms]
-    raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(dict.fromkeys(texts))}")
+    texts = dict.fromkeys(_text_of(arm) for arm in arms)
+    advice = ", which es.open returns" if "Store" in texts else ""
+    raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(texts)}{advice}")
 
 
 def _text_of(arm: Any) -> str:

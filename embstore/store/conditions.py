@@ -115,7 +115,7 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
     near = near_words(unknown[0], list(known)) if len(unknown) == 1 else []
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
     if len(unknown) == 1 and len(unknown[0].split()) > 1:
-        hint += "; several words have one row where the corpus marks them as a span"
+        hint += "; several words have one row where the corpus marks them as a span; mark one [word] of a sentence"
     error = InvalidValueError(f"the store has no word {named}{hint}")
     error.near = near
     raise error

@@ -245,8 +245,7 @@ def senses(
         "text",
         pl.Series("marked", mark_words(store, rows[order])),
     )
-    rank = pl.int_range(1, pl.len() + 1).over("cluster").alias("rank")
-    table = table.select("cluster", rank, pl.exclude("cluster"))
+    table = table.select("cluster", pl.int_range(1, pl.len() + 1).over("cluster").alias("rank"), pl.exclude("cluster"))
     key = pl.lit(word).alias("word"), pl.lit(number).alias("layer")
     tried = tried or {int(found.max()) + 1: _mean(values)}
     schema = {"n_clusters": pl.Int64, "silhouette": pl.Float64}
