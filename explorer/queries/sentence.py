@@ -16,8 +16,9 @@ from embstore.errors import InvalidValueError, MissingRowsError, ModelError, quo
 from embstore.probes import EdgeProbe, StructuralProbe, load
 from embstore.store import Store
 from embstore_explorer.answers import Arrays
-from embstore_explorer.parameters import Bounds, Layer, Limit, Number, Row, Text
+from embstore_explorer.parameters import Bounds, Layer, Limit, Number, Row, Text, Word
 from embstore_explorer.queries.registry import Asked
+from embstore_explorer.queries.words import found_rows
 from embstore_explorer.stores import NUMBER, Explored, layer_of, unit_rows
 
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ Position = Annotated[int, Bounds(0, 100_000)]
 Name = Annotated[str, Bounds(1, 500)]
 
 
-def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, row: Row | None = None) -> dict[str, Any]:
-    """Return a sentence, or that of an occurrence: its text as `forms`, with their rows and labels, and `gaps` around.
+def sentence(
+    asked: Asked, *, store: Number = 0, sentence: Row | None = None, row: Row | None = None, word: Word | None = None
+) -> dict[str, Any]:
+    """Return a sentence, or that of an occurrence, or the first of a word: its `forms`, and the `gaps` around them.
 
-    `fields`: those of its document.
-    An occurrence without characters of its own has no form: a special token, white space, a part of a character.
+    `fields`: of its document. A special token, white space or a part of a character has no form.
     """
     one = asked.store(store)
+    row = int(found_rows(one, word, None)[0]) if word is not None and row is None else row
     if row is not None and sentence is None:
         sentence = int(one.store.index.sentence[one.store.select(rows=[row]).rows[0]])
     number = 0 if sentence is None else sentence
@@ -108,8 +111,7 @@ def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer =
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
     unit = unit_rows(one.store.vectors(stored, layers=number).astype(np.float64))
-    index = one.store.index
-    words = [index.words[int(kind)] for kind in index.type[stored]]
+    words = [one.store.index.words[int(kind)] for kind in one.store.index.type[stored]]
     call = f"store.vectors(np.arange({stored[0]}, {stored[-1] + 1}), layers={number})" if len(stored) else "[]"
     data = {"layer": number, "words": words, "positions": positions.tolist(), "python": one.python(call)}
     return Arrays({"values": np.clip(unit @ unit.T, -1, 1).astype(np.float32)}, data)
@@ -139,13 +141,12 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     projected = vectors @ weights[0].T
     distances = np.square(projected[:, None] - projected[None]).sum(2)
     allowed = ~_punctuation(one.store, rows, [words[place] for place in positions.tolist()])
-    depths = np.square(vectors @ weights[1].T).sum(1).tolist()
     return {
         "layer": number,
         "layers": [each for each in known if each in one.store.layers],
         "words": [words[place] for place in positions.tolist()],
         "edges": [[min(pair), max(pair), float(distances[pair])] for pair in _tree(distances, allowed)],
-        "depths": depths,
+        "depths": np.square(vectors @ weights[1].T).sum(1).tolist(),
         "python": one.python(
             f"probe = es.probes.load({str(one.probes[probe].path)!r})",
             f"words = store.index.text.words({sentence})",

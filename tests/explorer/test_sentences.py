@@ -78,6 +78,8 @@ def test_words_rows_and_labels(explored: Explored, made: Made) -> None:
     assert found["labels"] == {"upos": [row["upos"] for row in rows]}
     assert found["probes"] == [{"name": name, "kind": kind} for name, kind in KINDS.items()]
     assert answer([explored], "sentence", {"row": rows[-1]["occurrence"]})["sentence"] == number
+    first, word = max((row["sentence"], name) for name, row in {r["word"]: r for r in made.table[::-1]}.items())
+    assert answer([explored], "sentence", {"word": word})["sentence"] == first > 0
     with pytest.raises(InvalidValueError, match="no sentence 999"):
         answer([explored], "sentence", {"sentence": 999})
 

@@ -346,7 +346,6 @@ def test_a_password_takes_the_place_of_the_token(opened: list[Explored]) -> None
     asked = client.get("/")
     assert asked.status_code == 401
     assert asked.headers["www-authenticate"].startswith("Basic ")
-
     assert client.get("/", headers=basic("anyone:wrong")).status_code == 401
     assert client.get("/", headers=basic("anyone:long enough é")).status_code == 200
     assert client.get("/api/stores").status_code == 200, "the cookie holds"

@@ -193,7 +193,6 @@ def test_an_empty_view_shows_an_example_and_others_to_choose(view: Opened, store
     page.locator(".neighbors .strong", has_text=re.compile(f"^{example}$")).first.wait_for()
     page.locator(".examples a").first.click()
     becomes(page, lambda: values(page).get("word"), example)
-
     page = view(view="sentence", label="-")
     page.get_by_role("searchbox").fill("RIVER   bank 7")
     page.get_by_role("button", name="Search").click()

@@ -44,8 +44,8 @@ interface Attention { layer: number; heads: number[]; subwords: string[]; python
 
 function SentenceView() {
   const { index, values, go } = useApp();
-  const params = { store: index, sentence: values.sentence, row: values.sentence === undefined ? values.row : undefined };
-  const answer = useQuery<SentenceAnswer>("sentence", params);
+  const [row, word] = values.sentence !== undefined ? [] : values.row !== undefined ? [values.row] : [undefined, values.word];
+  const answer = useQuery<SentenceAnswer>("sentence", { store: index, sentence: values.sentence, row, word });
   const [number, setNumber] = useState("");
   return (
     <Answer of={answer} what="the sentence">
