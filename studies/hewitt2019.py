@@ -16,7 +16,6 @@ import embstore as es
 from embstore import plot
 from embstore.corpus import EdgeSentence, Tree, derived_edges, read_trees
 from embstore.errors import InvalidValueError
-from embstore.plot.curves import STRUCTURE_PANELS
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, Training, code_length, load, summary
 from embstore_studies.study import (
     SPLITS,
@@ -333,8 +332,9 @@ def rank_figure(scores: Scores) -> Any:
     """Draw UUAS and DSpr of the best layer of each model by the rank of the probe."""
     figure, axes = plot.panels(2, height=2.6)
     ranks = sorted({*scores.frame["rank"]})
-    for place, (axis, metric) in enumerate(zip(axes, ("uuas", "dspr"), strict=True)):
-        title, label = STRUCTURE_PANELS[metric]
+    labels = ("share of gold edges", "Spearman correlation")
+    for place, (axis, metric, label) in enumerate(zip(axes, ("uuas", "dspr"), labels, strict=True)):
+        title = ("edges found (UUAS)", "distances (DSpr)")[place]
         for number, (model, layer) in enumerate(scores.best.items()):
             frame = scores.of(model, encoder="trained", layer=layer, metric=metric).sort("rank")
             draw_line(axis, frame["rank"], frame["value"], number=number, label=f"{model}, layer {layer}")

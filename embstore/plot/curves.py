@@ -81,10 +81,11 @@ def probe_scores(summary: pl.DataFrame, *, metric: str | None = None, split: str
     The band is one standard deviation over the seeds; control tasks are dashed. Default: f1 on test, where they exist.
     """
     check_columns(summary, ("store", "task", "layer", "split", "metric", "item", "value"), "the frame of scores")
-    metrics = summary["metric"].unique(maintain_order=True).to_list()
+    of_all = summary.filter((summary["item"] == "") & summary["layer"].is_not_null())
+    metrics = of_all["metric"].unique(maintain_order=True).to_list()
     metric = metric or ("f1" if "f1" in metrics or not metrics else metrics[0])
     check_choice("metric", metric, metrics)
-    scores = summary.filter((summary["metric"] == metric) & (summary["item"] == ""))
+    scores = of_all.filter(metric=metric)
     chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)
     figure, (axis,) = panels(1, height=2.4)
@@ -92,8 +93,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str | None = None, split: str
     for (store, task), part in scores.partition_by("store", "task", as_dict=True, maintain_order=True).items():
         label, line = (str(store), "-") if task == scores["task"][0] else (f"{store}, {task}", "--")
         draw_line(axis, part, number=stores.index(store), label=label, linestyle=line)
-    title, layers = f"Probes: {metric} by layer", scores["layer"].to_list()
-    style(axis, title=title, x="layer", y=f"{metric} ({chosen})", layers=layers)
+    style(axis, title=f"Probes: {metric} by layer", x="layer", y=f"{metric} ({chosen})", layers=[*scores["layer"]])
     add_legend(figure, [axis])
     return figure  # type: ignore[no-any-return]
 
