@@ -120,6 +120,8 @@ def test_scores_of_class_probes_have_a_band_and_dashed_controls() -> None:
     edges = axis.collections[0].get_paths()[0].vertices
     assert (edges[:, 1].min(), edges[:, 1].max()) == pytest.approx((-0.05, 0.45))
     assert axis.get_ylabel() == "f1 (test)"
+    others = frame([{"metric": name, "layer": 1, "value": 1.0} for name in ("best_epoch", "accuracy")])
+    assert plot.probe_scores(others).axes[0].get_ylabel().startswith("accuracy ")
 
 
 def test_code_lengths_are_drawn_in_kbit() -> None:

@@ -83,7 +83,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str | None = None, split: str
     check_columns(summary, ("store", "task", "layer", "split", "metric", "item", "value"), "the frame of scores")
     of_all = summary.filter((summary["item"] == "") & summary["layer"].is_not_null())
     metrics = of_all["metric"].unique(maintain_order=True).to_list()
-    metric = metric or ("f1" if "f1" in metrics or not metrics else metrics[0])
+    metric = metric or next((name for name in ("f1", "accuracy", *metrics) if name in metrics), "")
     check_choice("metric", metric, metrics)
     scores = of_all.filter(metric=metric)
     chosen = choose_split(scores["split"], split)

@@ -370,7 +370,6 @@ def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.Monk
     assert "more than 10 bytes" in known.post("/api/occurrences", json={"rows": [3, 5]}).json()["error"]
     whole = known.get("/api/export/occurrences.csv?where=position >= 0&limit=1")
     assert len(whole.text.splitlines()) == 1 + known.get("/api/occurrences").json()["total"]
-
     monkeypatch.delenv("EMBSTORE_DEBUG", raising=False)
     for error, status, said in (
         (StoreDamagedError("a file is gone"), 500, "a file is gone"),

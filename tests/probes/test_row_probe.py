@@ -296,7 +296,6 @@ def test_a_saved_direction_steers_a_model(tmp_path: Path) -> None:
     direction = saved["directions"][saved["layers"].tolist().index(2), 0]
     assert probe.classes_ == ("bank", "cat")
     np.testing.assert_array_equal(direction, probe.direction(2))
-
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -116,7 +116,8 @@ class Clusters(Framed):
         Those that the cluster has significantly more of than the others, in the order of class-based tf-idf
         (Grootendorst 2022); equal contexts count once.
         """
-        words = list(contexts(self.store, self.occurrences["occurrence"]))
+        own, every = self.word.casefold(), contexts(self.store, self.occurrences["occurrence"])
+        words = [tuple(word for word in words if word != own) for words in every]
         return marker_words(words, (self.occurrences["cluster"] - 1).to_list(), len(self.frame), count=count)
 
     @property
@@ -138,10 +139,9 @@ class Clusters(Framed):
 
     def __repr__(self) -> str:
         silhouette = "" if self.silhouette is None else f", silhouette {self.silhouette:.2f}"
-        n_clusters = len(self.frame)
         return (
             f"<Clusters of {self.word!r} in layer {self.layer}: {len(self.occurrences):,} occurrences, "
-            f"{n_clusters} cluster{'' if n_clusters == 1 else 's'}{silhouette}>"
+            f"{len(self.frame)} cluster{'s' * (len(self.frame) != 1)}{silhouette}>"
         )
 
 

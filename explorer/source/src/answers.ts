@@ -69,6 +69,8 @@ export interface Sense {
 export interface Senses {
   layer: number;
   silhouette: number | null;
+  null: number | null;
+  p: number | null;
   caveat: string | null;
   clusters: Sense[];
   rows: number[];

@@ -147,7 +147,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                 })}
               </ol>
               <p class="note">
-                {answer.silhouette !== null && `Silhouette ${answer.silhouette.toFixed(2)}. `}
+                {answer.silhouette !== null && `Silhouette ${answer.silhouette.toFixed(2)}, of vectors without clusters ${answer.null!.toFixed(2)} (p ${answer.p!.toFixed(2)}). `}
                 {`Clusters of vectors of layer ${answer.layer}`}
                 {answer.clusters.some((one) => one.markers.length) ? "; the words are those that mark each." : ": no word is significantly more frequent around one of them."}
               </p>
