@@ -332,9 +332,8 @@ def rank_figure(scores: Scores) -> Any:
     """Draw UUAS and DSpr of the best layer of each model by the rank of the probe."""
     figure, axes = plot.panels(2, height=2.6)
     ranks = sorted({*scores.frame["rank"]})
-    labels = ("share of gold edges", "Spearman correlation")
-    for place, (axis, metric, label) in enumerate(zip(axes, ("uuas", "dspr"), labels, strict=True)):
-        title = ("edges found (UUAS)", "distances (DSpr)")[place]
+    both = {"uuas": ("edges found (UUAS)", "share of gold edges"), "dspr": ("distances (DSpr)", "Spearman correlation")}
+    for place, (axis, (metric, (title, label))) in enumerate(zip(axes, both.items(), strict=True)):
         for number, (model, layer) in enumerate(scores.best.items()):
             frame = scores.of(model, encoder="trained", layer=layer, metric=metric).sort("rank")
             draw_line(axis, frame["rank"], frame["value"], number=number, label=f"{model}, layer {layer}")

@@ -156,7 +156,7 @@ class Database:
         self.connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
         for name, store in stores.items():
             self._create_tables(name, store)
-        self._text: Callable[[str, str], str] = lru_cache(TEXTS)(self._value)
+        self._kept: Callable[[str, str], str] = lru_cache(TEXTS)(self._value)
         self.empty = self._tree("select 1")["statements"][0]["node"]
         self._threads = str(self._value("select current_setting(?)", "threads"))
         self._settings: dict[str, str] = {}
@@ -351,14 +351,14 @@ class Database:
 
     def _tree(self, query: str) -> Node:
         try:
-            tree: Node = json.loads(self._text("select json_serialize_sql(?)", query))
+            tree: Node = json.loads(self._kept("select json_serialize_sql(?)", query))
         except RecursionError:
             raise InvalidValueError("the query is nested too deeply: write it with fewer operators in a row") from None
         return tree
 
     def _written(self, node: Node) -> str:
         tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
-        return self._text("select json_deserialize_sql(?::json)", tree)
+        return self._kept("select json_deserialize_sql(?::json)", tree)
 
 
 def _require_allowed(statement: Node) -> None:

@@ -105,9 +105,8 @@ class Plan:
             both = (self.encoder.tokenize([Sentence(words)]) for words in (capitals, lowered))
             spelled, same = (split.ids.tolist() for split in both)
             if spelled == same:
-                lines.append(
-                    f"to the model {capitals[0]} is {lowered[0]}: normalize=lower makes them one (of the corpus)"
-                )
+                word = capitals[0]
+                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one (in open_corpus)")
         return lines
 
     @property

@@ -243,7 +243,9 @@ def language_model(checkpoint: Checkpoint, place: Place, name: str, dtype: torch
     is_tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     tied = set(getattr(network, "_tied_weights_keys", None) or ()) if is_tied else set()
     if missing := sorted(set(report["missing_keys"]) - tied):
-        raise ModelError(f"the model {name!r} has no language modeling head, such as {missing[0]!r}: give a decoder")
+        raise ModelError(
+            f"the model {name!r} has no language modeling head, as {missing[0]!r} is missing: give a decoder"
+        )
     return (network if options else network.to(place.main)).eval()
 
 

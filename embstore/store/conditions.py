@@ -15,6 +15,7 @@ from embstore.store.index import SPECIAL, Index
 
 Rows = NDArray[np.int64]
 Condition = Callable[[Rows | None], Rows]  # is given the rows that satisfy the others, None for all
+NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 def parse_conditions(
@@ -28,8 +29,7 @@ def parse_conditions(
     conditions: list[Condition] = []
     if words is not None:
         types = {*_types_of(index, [words] if isinstance(words, str) else list(words))}
-        own = partial(map, index.rows_of, types)
-        conditions.append(lambda rows: _among(rows, np.sort(np.concatenate([np.empty(0, np.int64), *own()]))))
+        conditions.append(lambda rows: _among(rows, np.sort(np.concatenate([NO_ROWS, *map(index.rows_of, types)]))))
     for column, names in (labels or {}).items():
         codes = _codes(index, column, names)
         conditions.append(partial(_rows_with_labels, index, column, codes))

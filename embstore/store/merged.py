@@ -323,10 +323,7 @@ class MergedColumns(Mapping[str, NDArray[Any]]):
                 member: partial(self._strings, member, f"{path}/name") for member in some
             }
             if kind == "float":  # of a member, they may be whole
-                read = {
-                    member: partial(lambda of: [str(float(value)) for value in of()], each)
-                    for member, each in read.items()
-                }
+                read = {member: partial(_as_floats, strings) for member, strings in read.items()}
             numbers, maps = self._united(read)
             names = sorted(numbers, key=KINDS[kind])
             ranks = np.empty(len(names), np.int32)
@@ -357,3 +354,7 @@ class MergedColumns(Mapping[str, NDArray[Any]]):
                 first, last = self._of.column(member, "types/indptr")[own : own + 2].tolist()
                 found.append(self._of.column(member, "types/occurrences")[first:last] + starts[member])
         return np.concatenate(found)
+
+
+def _as_floats(values: Callable[[], Iterable[str]]) -> list[str]:
+    return [str(float(value)) for value in values()]

@@ -187,10 +187,7 @@ class Text:
 
     @cached_property
     def distinct(self) -> NDArray[np.int64]:
-        """The number of the first sentence that is equal but for white space, for each sentence; int64 [n].
-
-        Their digests of 128 bits are compared.
-        """
+        """The first sentence that is equal to each but for white space, by digests of 128 bits; int64 [n]."""
         digests = np.empty(len(self), "S16")
         for start in range(0, len(self), DIGESTED):
             texts = map(str.strip, self.slice(start, start + DIGESTED))

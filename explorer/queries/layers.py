@@ -91,7 +91,7 @@ def _scores(file: SavedFile, one: Explored) -> list[dict[str, Any]]:
     import polars as pl
 
     read: Any = {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".json": pl.read_json}[file.path.suffix]
-    options = {} if file.path.suffix == ".parquet" else {"infer_schema_length": None}  # the first may lack numbers
+    options = {} if file.path.suffix == ".parquet" else {"infer_schema_length": None}  # columns may begin with nulls
     try:
         frame = read(file.path, **options)
     except (OSError, pl.exceptions.PolarsError) as error:

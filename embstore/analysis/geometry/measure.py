@@ -121,8 +121,8 @@ def geometry(
         results = _measure(inputs, precision, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
     numbers = frame.with_columns(pl.col("value", "baseline", "baseline_reach").fill_nan(None))
-    codes = index.type[inputs.selection.rows_at(0, len(inputs.selection))]  # the word would be its own baseline
-    if np.count_nonzero(count_codes(codes)) == 1:
+    codes = index.type[inputs.selection.rows_at(0, len(inputs.selection))]
+    if np.count_nonzero(count_codes(codes)) == 1:  # the word would be its own baseline
         numbers = numbers.with_columns(pl.lit(None, pl.Float64).alias(name) for name in ("baseline", "baseline_reach"))
     columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
     return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())

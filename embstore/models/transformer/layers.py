@@ -87,7 +87,7 @@ class LayerTap:
 
 
 def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, tuple[torch.Tensor, ...]]:
-    """Find the modules whose inputs are the model's `hidden_states`, by running it once on `inputs`; these states too.
+    """Find the modules whose inputs are the model's `hidden_states`, and these states, by running it once on `inputs`.
 
     The batch and the positions of `inputs` must differ in number. Raises ValueError if the model returns no hidden
     states, or layers of different sizes.
@@ -128,9 +128,8 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[LayerTap, 
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
         )
-    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted), tuple(
-        output.hidden_states
-    )
+    tap = LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted)
+    return tap, tuple(output.hidden_states)
 
 
 def _matching(

@@ -66,11 +66,7 @@ def write_arrays(
     require_free_path(path)
     builder = IndexBuilder()
     for number, words in enumerate(sentences):
-        if (
-            isinstance(words, str)
-            or not len(words)
-            or not all(isinstance(word, str) and word and " " not in word for word in words)
-        ):
+        if isinstance(words, str) or not len(words) or not all(map(_is_word, words)):
             raise InvalidValueError(f"sentence {number} is not a list of words without spaces: {str(words)[:60]!r}")
         builder.add(number, list(words))
     index, rest = builder.build(), iter(arrays)
@@ -108,6 +104,10 @@ def write_arrays(
     return fill_store(
         path, metadata=metadata, index=index, center=None, fill=rows.fill, progress=settings().progress, label="write"
     )
+
+
+def _is_word(word: object) -> bool:
+    return isinstance(word, str) and bool(word) and " " not in word
 
 
 def _named(sentence: int, first: int, word: int) -> str:
