@@ -176,7 +176,7 @@ COMMANDS = {  # each after those before it, with the packages that it may import
     "info {store}": {"numpy"},
     "lookup {store} bank": {"numpy", "rich"},
     "neighbors {store} bank --layers 2 -k 2": {"numpy", "rich", "polars"},
-    "sql {store} select(count(*))from(occurrences)": {"numpy", "rich", "polars", "duckdb", "pyarrow", "pandas"},
+    "sql {store} select/**/count(*)from/**/occurrences": {"numpy", "rich", "polars", "duckdb", "pyarrow", "pandas"},
 }
 
 

@@ -19,7 +19,7 @@ from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
 from embstore.config import config, settings
-from embstore.database.rewrite import DEFAULT, TABLES, Node, function, nodes, rewrite
+from embstore.database.rewrite import DEFAULT, INDEX, TABLES, Node, function, nodes, rewrite
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, quoted
 from embstore.store import Store
 from embstore.store.layout import resolve_layer
@@ -141,12 +141,14 @@ class Database:
             raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from error
         self._error = duckdb.Error
         self._tables: dict[str, Table] = {}
+        self._nearest: dict[str, Table] = {}
         _require_distinct(stores, "names of stores", "rename one")
         self.stores = {name.lower(): store for name, store in stores.items()}
         self._model: str | Path | None = None
         self._failure: Exception | None = None
         self._encoded: dict[tuple[str, ...], list[float]] = {}
         self.connection = duckdb.connect(config=SAFE)
+        self._relation = lru_cache(TEXTS)(self.connection.sql)  # as bound; DuckDB plans it again at each run
         weakref.finalize(self, self.connection.close)  # also at exit: its functions do not outlive Python
         slots = [(store, layer) for store in stores.values() for layer in store.layers]
         named = [(name, f"h{layer}") for name, store in self.stores.items() for layer in store.layers]
@@ -173,17 +175,20 @@ class Database:
         names = ['"' + name.replace('"', '""') + '"' for name in store.index.labels]
         texts = ", ".join([*(f"{name}::varchar as {name}" for name in names), "null::varchar as _es_none"])
         labels = (
-            f'select "column", label, count(*) as count from (unpivot (select {texts} from {schema}.occurrences) '
+            f'select "column", label, count(*) as count from (unpivot (select {texts} from {schema}.{INDEX}) '
             'on columns(*) into name "column" value label) group by all'
         )
         self._tables[schema.lower()] = Table(store.select(), columns, self._guarded, layers=store.layers)
-        self.connection.register(f"_es_{schema}_sentences", Table(firsts, fields, self._guarded))
+        self.connection.register(f"_es_{schema}", self._tables[schema.lower()])
+        self.connection.register(f"_es_{schema}_index", self._tables[schema.lower()].index)
+        self.connection.register(f"_es_{schema}_sentences", Table(firsts, fields, self._guarded).index)
         try:
             self.connection.execute(f"create schema if not exists {schema}")
-            self._register(schema.lower(), store.hidden_size)
             for view, text in {
+                "occurrences": f"select * from _es_{schema}",
+                INDEX: f"select * from _es_{schema}_index",
                 "sentences": f"select * from _es_{schema}_sentences",
-                "types": f"select word, count(*) as count from {schema}.occurrences group by word",
+                "types": f"select word, count(*) as count from {schema}.{INDEX} group by word",
                 "labels": labels,
             }.items():
                 self.connection.execute(f"create view {schema}.{view} as {text}")
@@ -196,23 +201,16 @@ class Database:
                 macro = f"create or replace macro {name}(what) as {call}-1), (what, layer) as {call}layer)"
                 self.connection.execute(macro)
 
-    def _register(self, schema: str, size: int) -> None:
-        """Make a table of occurrences known, its vectors as lists of a fixed size or of any (-1)."""
-        self._tables[schema].size = size
-        self.connection.register(f"_es_{schema}", self._tables[schema])
-        self.connection.execute(f"create or replace view {schema}.occurrences as select * from _es_{schema}")
-
     def answer(self, query: str, frames: Mapping[str, Any], model: str | Path | None) -> pl.DataFrame:
         """Answer a statement; see `sql`."""
         import polars as pl
-        from polars import selectors
 
         if "\0" in query:  # at which DuckDB ends a text of the syntax tree
             raise InvalidValueError("the query holds the character NUL: write chr(0)")
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
         self._set("memory_limit", f"{settings().nbytes}B")
-        given, fixed = [], {}
+        given = []
         try:
             for name, frame in frames.items():
                 try:
@@ -228,34 +226,26 @@ class Database:
                 raise _refused(tree["error_message"], query[: int(tree.get("position") or 0)].count("\n") + 1)
             if len(tree["statements"]) != 1:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
-            _require_allowed(tree["statements"][0]["node"])
-            if any(_may_lack_rows(node) for node in nodes(tree["statements"][0]["node"])):
-                fixed = self._fixed(query)
-                for name in given:
-                    lists = pl.DataFrame(frames[name]).with_columns(selectors.array().arr.to_list())
-                    self.connection.register(name, lists.to_arrow())
-                for schema in self._tables:
-                    self._register(schema, -1)
+            statement = tree["statements"][0]["node"]
+            _require_allowed(statement)
             try:
-                rewrite(tree["statements"][0]["node"], self)
-                text = self._written(tree["statements"][0]["node"])
+                rewrite(statement, self)
+                text = self._written(statement)
                 # one thread gives the functions of groups all groups at once
-                self._set("threads", "1" if "_es_" in text else self._threads)
-                return self._held(text, fixed)
+                self._set("threads", "1" if "_es_" in text.replace(INDEX, "") else self._threads)
+                return _held(self._relation(text), self._error)
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
             try:
                 self.connection.execute(f"explain {query}").fetchall()  # whose errors have their places
-                return self._held(query, fixed)
+                return _held(self._relation(query), self._error)
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:
-            for name in [*given, *(f"_es_nearest{number}" for number in range(self._made))]:
+            for name in given:
                 self.connection.unregister(name)
-            for schema, table in self._tables.items():
-                if table.size < 0:
-                    self._register(schema, self.stores[schema].hidden_size)
+                self._relation.cache_clear()
 
     def _value(self, statement: str, value: str) -> Any:
         return self.connection.execute(statement, [value]).fetchall()[0][0]
@@ -265,23 +255,6 @@ class Database:
         if self._settings.get(name) != value:
             self.connection.execute(f"set {name} = '{value}'")
             self._settings[name] = value
-
-    def _fixed(self, query: str) -> dict[int, int]:
-        """The size of each column of a statement that is a list of a fixed size, by its place."""
-        try:
-            kinds = self.connection.sql(query).types
-        except self._error:
-            return {}
-        return {place: int(str(kind.children[1][1])) for place, kind in enumerate(kinds) if kind.id == "array"}
-
-    def _held(self, text: str, fixed: Mapping[int, int]) -> pl.DataFrame:
-        """The rows of a statement as a frame."""
-        import polars as pl
-
-        frame = _held(self.connection.sql(text), self._error)
-        columns: Any = {place: frame[:, place] for place in fixed}
-        lists = [each.cast(pl.Array(each.dtype.inner, fixed[at])) for at, each in columns.items()]
-        return frame.with_columns(lists) if lists else frame
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes the exception it raises, which DuckDB would report as a text."""
@@ -326,7 +299,7 @@ class Database:
     def column(self, node: Node) -> NDArray[Any] | None:
         """The only column of a statement that is part of another one; None where it cannot be run alone."""
         try:
-            found = self.connection.sql(self._written(node)).fetchnumpy()
+            found = self.connection.execute(self._written(node)).fetchnumpy()
         except self._error:
             return None
         return np.asarray(next(iter(found.values()))) if len(found) == 1 else None
@@ -344,9 +317,12 @@ class Database:
         options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows)}
         with config(device="cpu"):  # another one loads torch, which takes longer than most statements
             hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
-        name, self._made = f"_es_nearest{self._made}", self._made + 1
-        chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))
-        self.connection.register(name, chosen)
+        table, name = self._tables[schema or DEFAULT], f"_es_{schema or DEFAULT}_nearest{self._made}"
+        if name not in self._nearest:  # kept, as DuckDB takes a millisecond to register it
+            self._nearest[name] = table.few()
+            self.connection.register(name, self._nearest[name])
+        self._nearest[name].hold(table, np.sort(hits.rows[0][hits.rows[0] >= 0]))
+        self._made += 1
         return name
 
     def _tree(self, query: str) -> Node:
@@ -370,16 +346,11 @@ def _require_allowed(statement: Node) -> None:
         name, is_table = function(node), kind == "TABLE_FUNCTION"
         if is_table:
             name = function(node["function"])
-        elif kind == "BASE_TABLE":
-            name = node["table_name"].lower()
+        elif kind == "BASE_TABLE" or "key" in node:  # of a table of WITH
+            name = str(node.get("table_name") or node["key"]).lower()
             name = name if name[:4] == "_es_" or name == "pg_settings" else ""
         if name in REFUSED or name[:4] == "_es_" or name == "pg_settings" or (is_table and name not in TABLE_FUNCTIONS):
             raise InvalidValueError(f"{name} is not allowed in a query: it does more than to read the tables given")
-
-
-def _may_lack_rows(node: Node) -> bool:
-    """Whether a part has NULL where no row fits: there DuckDB 2.0.0 reads lists of a fixed size wrong."""
-    return node.get("join_type") in ("LEFT", "RIGHT", "FULL") or node.get("subquery_type") == "SCALAR"
 
 
 def _held(relation: Any, error_type: type[Exception]) -> pl.DataFrame:

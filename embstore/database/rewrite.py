@@ -1,4 +1,7 @@
-"""What is done to a statement before DuckDB runs it: groups by the rows of their vectors, nearest rows by our search.
+"""What is done to a statement before DuckDB runs it.
+
+Groups are given the rows of their vectors, nearest rows come from our search, and what needs no vectors has a table
+without them.
 
 A statement is changed as DuckDB's own syntax tree. What is not recognized stays as it was written, and gives the same
 result: its vectors then go through DuckDB as lists of numbers.
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 
 Node = dict[str, Any]
 DEFAULT = "main"  # DuckDB's schema for tables without one
+INDEX = "_es_index"  # a view of each schema: `occurrences` without vectors
 TABLES = ("occurrences", "types", "sentences", "labels")
 METRICS = {"cos": "cosine", "ip": "ip", "l2": "l2"}  # function -> metric of a search
 GROUPS = {"selfsim": "selfsim", "centroid": "centroid", "avg": "centroid", "mean": "centroid"}
@@ -32,13 +36,29 @@ class Source(NamedTuple):
 
 def rewrite(statement: Node, engine: Any) -> None:
     """Change a statement in place, by a `Database`; one that names a table like one of ours is left alone."""
-    named = {entry["key"].lower() for node in nodes(statement) for entry in node.get("cte_map", {}).get("map", ())}
+    parts = list(nodes(statement))
+    named = {entry["key"].lower() for node in parts for entry in node.get("cte_map", {}).get("map", ())}
     if named & set(TABLES):
         return
-    selects = [node for node in nodes(statement) if node.get("type") == "SELECT_NODE"]
+    selects = [node for node in parts if node.get("type") == "SELECT_NODE"]
     for select in reversed(selects):  # those inside others first, as their text is run
         _group(select, engine)
         _search(select, engine)
+    _narrow(statement, engine)
+
+
+def _narrow(statement: Node, engine: Any) -> None:
+    """Have a statement that needs no vectors read a table without them: there DuckDB tests conditions, and faster."""
+    tables = [node for node in nodes(statement) if str(node.get("table_name")).lower() == "occurrences"]
+    needed = {(table["alias"] or "occurrences").lower() for table in tables}  # alone: all columns of its rows
+    needed |= {column for _, column in engine.handles}
+    for node in nodes(statement):  # what else needs them fails there, and is run as it was written
+        all_columns = node.get("class") == "STAR" or node.get("ref_type") == "NATURAL"
+        if all_columns or node.get("column_names", [""])[-1].lower() in needed:
+            return
+    for table in tables:
+        path = [*table["qualified_name"]["path"][:-1], INDEX]
+        table.update(alias=table["alias"] or table["table_name"], table_name=INDEX, qualified_name={"path": path})
 
 
 def _group(select: Node, engine: Any) -> None:

@@ -28,7 +28,7 @@ Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]  # see `Database._g
 class Table(ds.Dataset):  # type: ignore[misc]
     """Columns of `Selection.table`, and the vectors of layer l as `h<l>`, of which only what is asked for is read.
 
-    `guarded` wraps what may raise. `size`: of vectors as lists of a fixed size; -1 for lists of any size.
+    `guarded` wraps what may raise.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class Table(ds.Dataset):  # type: ignore[misc]
     ) -> None:
         self._selection, self._columns, self._guarded, self._held = selection, list(columns), guarded, held
         self._layers = {f"h{layer}": layer for layer in layers}
-        self.size = selection.store.hidden_size
         self._index = (self._part(selection.store.select(rows=[])) if held is None else held).schema
 
-    def nearest(self, rows: Rows) -> Table:
-        """Return a table of a few of the rows of a whole store, ascending."""
-        part = self._read(rows) if len(self._selection) > HELD_ROWS else self._read(rows).take(rows)
+    def few(self) -> Table:
+        """Return an empty table with these columns, for `hold`."""
         # DuckDB would read all values of a dictionary
-        kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in part.schema]
-        held = part.cast(pa.schema(zip(part.column_names, kinds, strict=True)))
-        selection, layers = self._selection.store.select(rows=rows), list(self._layers.values())
-        found = Table(selection, self._columns, self._guarded, layers=layers, held=held)
-        found.size = self.size
-        return found
+        kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in self._index]
+        held = pa.schema(zip(self._index.names, kinds, strict=True)).empty_table()
+        return Table(self._selection, self._columns, self._guarded, layers=[*self._layers.values()], held=held)
+
+    def hold(self, table: Table, rows: Rows) -> None:
+        """Hold a few of the rows of a table of a whole store, ascending, and no others."""
+        part = table._read(rows) if table.index is table else table.index.take(rows)
+        self._held, self._selection = part.cast(self._index), self._selection.store.select(rows=rows)
 
     @property
     def schema(self) -> pa.Schema:
-        vector = pa.list_(pa.float32(), self.size)
+        vector = pa.list_(pa.float32(), self._selection.store.hidden_size)
         return pa.schema([*self._index, *(pa.field(name, vector) for name in self._layers)])
 
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **_: Any) -> ds.Scanner:
@@ -90,13 +90,16 @@ class Table(ds.Dataset):  # type: ignore[misc]
                 block = block if late is None else ds.dataset(block).to_table(filter=late, use_threads=False)
                 yield from block.select(schema.names).cast(schema).combine_chunks().to_batches()
 
+    @property
+    def index(self) -> Any:
+        """The table without vectors, held in memory; itself where it has too many rows."""
+        if self._held is None and len(self._selection) <= HELD_ROWS:
+            self._held = self._part(self._selection)
+        return self if self._held is None else self._held
+
     def _read(self, rows: Rows) -> pa.Table:
         """Return the columns but for vectors: of some rows, or of all where these are held."""
-        if len(self._selection) > HELD_ROWS:
-            return self._part(self._selection.store.select(rows=rows))
-        if self._held is None:
-            self._held = self._part(self._selection)
-        return self._held
+        return self._part(self._selection.store.select(rows=rows)) if self.index is self else self.index
 
     def _part(self, selection: Selection) -> pa.Table:
         return selection.table(columns=self._columns).to_arrow()
