@@ -1,10 +1,11 @@
-"""Extract all layers of a text in blocks of 512 subwords from a decoder: embstore, and a good script.
+"""Extract all layers of a text from a decoder, in blocks of 512 subwords and by sentences: embstore, and good scripts.
 
     python benchmarks/decoder.py --model "$DECODER" --text novel.txt --out benchmarks/results/decoder.json
 
-Every run is a process of its own, timed from the load of the model to the last byte; imports are left out. embstore
-runs twice: with an empty cache, so that it checks and calibrates the model, and again. The script runs two blocks at a
-time and writes one memory map of float16. The limit is float32 products with as many operations.
+Every run of blocks is a process of its own, timed from the load of the model to the last byte; imports are left out.
+embstore runs twice: with an empty cache, so that it checks and calibrates the model, and again. The script runs two
+blocks at a time and writes one memory map of float16. Sentences are planned and extracted by a loaded model; their
+script sorts them by length. The limit is float32 products with as many operations.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from extract import TOLERANCE, needed_flops
-from measure import in_fresh_process, measure, memory_nbytes, parser_of, products, write_result
-from rivals import block_script
+from extract import GOOD, TOLERANCE, needed_flops
+from measure import Row, in_fresh_process, measure, memory_nbytes, parser_of, products, write_result
+from rivals import block_script, sentence_script
 
 import embstore as es
 
@@ -69,11 +70,36 @@ def beginning(text: str, model: str, n_subwords: int) -> str:
     return text[: offsets[min(n_subwords, len(offsets)) - 1][1]]
 
 
+def sentence_row(sentences: list[str], model: str, folder: Path, *, repeats: int) -> Row:
+    """Measure sentences of running text; the vectors of both are compared first."""
+    encoder, tokenizer = es.load_encoder(model), transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    plain = transformers.AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    options = es.ExtractionOptions(unit="subword", layers="all")
+    store, file = folder / "sentences.zarr", folder / "sentences.npy"
+
+    def ours(number: int) -> None:
+        shutil.rmtree(store, ignore_errors=True)
+        corpus = es.open_corpus(sentences, split="lines")
+        es.extract(es.plan(corpus, model=encoder, options=options, store=store), store)
+
+    def good(number: int) -> None:
+        sentence_script(sentences, tokenizer, plain, file)
+
+    ours(0)
+    good(0)
+    compare(store, file)
+    limit = products(needed_flops(plain.config, np.array([len(ids) for ids in tokenizer(sentences)["input_ids"]])))
+    what = f"plan and extract {len(sentences)} sentences of text, all layers"
+    return measure(what, {"ours": ours, GOOD: good, "limit": limit}, repeats=repeats, limit="sgemm", target=1.0, warm=0)
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="folder of a decoder of Hugging Face")
     parser.add_argument("--text", required=True, help="a text file")
     parser.add_argument("--subwords", type=int, default=8 * BLOCK, help="how many of the text are run")
+    parser.add_argument("--sentences", type=int, nargs="+", default=[40, 150])
     parser.add_argument("--run", choices=["ours", "good"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
@@ -89,6 +115,7 @@ def main() -> None:
 def print_rows(arguments: argparse.Namespace, folder: Path) -> None:
     text, cache = folder / "text.txt", folder / "cache"
     whole = Path(arguments.text).read_text(encoding="utf-8")
+    lines = [" ".join(part.text[part.start : part.stop].split()) for part in es.open_corpus(arguments.text)]
     text.write_text(beginning(whole, arguments.model, arguments.subwords), encoding="utf-8")
     os.environ["XDG_CACHE_HOME"] = str(cache)
     outs = {"ours": folder / "ours.zarr", "good": folder / "script.npy"}
@@ -116,7 +143,7 @@ def print_rows(arguments: argparse.Namespace, folder: Path) -> None:
     rows = [
         measure(
             f"{what}, {name}",
-            {"ours": case, "the good script": lambda number: run("good", "good"), "limit": limit},
+            {"ours": case, GOOD: lambda number: run("good", "good"), "limit": limit},
             repeats=min(arguments.repeats, 5),
             limit="sgemm",
             target=ASKED,
@@ -124,6 +151,9 @@ def print_rows(arguments: argparse.Namespace, folder: Path) -> None:
         )
         for name, case in (("again", lambda number: run("ours", "ours")), ("with an empty cache", first))
     ]
+    with es.config(progress=False):
+        for count in arguments.sentences:
+            rows.append(sentence_row(lines[:count], arguments.model, folder, repeats=min(arguments.repeats, 5)))
     figures = {name: {key: median(one[key] for one in each) for key in each[0]} for name, each in runs.items()}
     for name, own in figures.items():
         share = own["plan"] / own["seconds"]

@@ -208,3 +208,28 @@ def block_script(text: str, tokenizer: Any, model: Any, path: Path, *, block: in
             out[layer, start : start + part.numel()] = state.reshape(-1, shape[-1]).half().numpy()
         start += part.numel()
     out.flush()
+
+
+@torch.inference_mode()
+def sentence_script(sentences: Sequence[str], tokenizer: Any, model: Any, path: Path) -> None:
+    """Write one float16 memory map [layer, subword, feature] of sentences that a decoder reads as their authors wrote.
+
+    What a competent engineer writes: sentences sorted by length, in batches of `TOKEN_BUDGET` subwords.
+    """
+    ids = tokenizer(list(sentences))["input_ids"]
+    lengths = np.array([len(one) for one in ids])
+    starts, order, at = np.append(0, np.cumsum(lengths)), np.argsort(lengths, kind="stable"), 0
+    shape = (model.config.num_hidden_layers + 1, int(starts[-1]), model.config.hidden_size)
+    out = np.lib.format.open_memmap(path, "w+", "float16", shape)
+    while at < len(order):
+        stop = at + 1
+        while stop < len(order) and (stop + 1 - at) * lengths[order[stop]] <= TOKEN_BUDGET:
+            stop += 1
+        chosen, at = order[at:stop], stop
+        batch = tokenizer.pad({"input_ids": [ids[one] for one in chosen]}, padding_side="right", return_tensors="pt")
+        states = model(**batch, output_hidden_states=True, use_cache=False).hidden_states
+        for layer, state in enumerate(states):
+            halves = state.half().numpy()
+            for row, one in enumerate(chosen):
+                out[layer, starts[one] : starts[one + 1]] = halves[row, : lengths[one]]
+    out.flush()
