@@ -43,6 +43,7 @@ _TEXTS: dict[Any, str] = {
     NoneType: "None",
     Callable: "a function",
 }
+_MAKERS = {"Store": "open", "Plan": "plan"}  # class -> the function of embstore that returns one
 _LISTED = (Iterable, Sequence, Collection)
 # Classes that annotations name without loading them; an argument must be an instance of a class of this name.
 _BY_NAME = {
@@ -139,7 +140,7 @@ def check_value(name: str, value: object, hint: Any) -> None:
         allowed = ", ".join(map(str, choices))
         raise InvalidValueError(f"unknown {name.removeprefix('a ')} {quoted(value)}; allowed are {allowed}")
     texts = dict.fromkeys(_text_of(arm) for arm in arms)
-    advice = ", which es.open returns" if "Store" in texts else ""
+    advice = next((f", which es.{maker} returns" for kind, maker in _MAKERS.items() if kind in texts), "")
     raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(texts)}{advice}")
 
 
