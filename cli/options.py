@@ -35,6 +35,7 @@ Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or it
 Layers = Annotated[
     str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.", "--layers", "-l")
 ]
+Layer = Annotated[str, option("LAYER", "The layer: a number, or last.", "--layers", "-l")]
 K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]
 Metric = Annotated[
     Literal["cosine", "ip", "l2"], option("NAME", "cosine similarity, ip (inner product) or l2 (Euclidean distance).")

@@ -163,7 +163,7 @@ def export(
 def static(
     store: opt.StorePath,
     out: Annotated[Path, opt.argument("OUT", "To write: .txt, .vec, .bin, .zarr or .h5.")],
-    layers: opt.Layers = "last",
+    layers: opt.Layer = "last",
     method: Annotated[
         Literal["pc1", "mean"], opt.option("NAME", "pc1, the first principal component of a word's vectors, or mean.")
     ] = "pc1",

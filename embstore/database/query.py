@@ -138,7 +138,7 @@ class Database:
 
             from embstore.database.tables import SLOT_BITS, register_functions
         except ImportError as error:
-            raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from error
+            raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from None
         self._error = duckdb.Error
         self._tables: dict[str, Table] = {}
         self._nearest: dict[str, Table] = {}
@@ -420,4 +420,8 @@ def _refused(message: str, line: int | None = None) -> InvalidValueError:
     found = re.search(r"^LINE ([0-9]+): ", message, re.MULTILINE)
     place = f" (line {line or found[1]})" if line or found else ""  # type: ignore[index]
     text = re.sub(r"^[A-Z][A-Za-z ]+ Error: ", "", message.splitlines()[0])
+    if (columns := re.search(r"^Candidate bindings: (.+)", message, re.MULTILINE)) is not None:
+        text += f" Columns like it are {columns[1]}"
+    elif text.startswith("Table with name"):
+        text += f" Tables of a store are {', '.join(TABLES)}"
     return InvalidValueError(f"the query cannot be run{place}: {text}")

@@ -114,6 +114,8 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
     known = index.words
     near = near_words(unknown[0], list(known)) if len(unknown) == 1 else []
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
+    if {"*", "%"} & {*unknown[0]}:
+        hint += f"; for a pattern give where=\"word LIKE '{unknown[0].replace('*', '%')}'\""
     if len(unknown) == 1 and len(unknown[0].split()) > 1:
         hint += "; several words have one row where the corpus marks them as a span; mark one [word] of a sentence"
     error = InvalidValueError(f"the store has no word {named}{hint}")

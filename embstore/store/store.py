@@ -211,7 +211,7 @@ class Store:
         layers: Layers = None,
         sinks: bool = True,
     ) -> Selection:
-        """Select the occurrences that satisfy all conditions, and layers; no vector is read, but for `sinks`.
+        """Select the occurrences that satisfy all conditions, and layers; vectors are read only to find `sinks`.
 
         Parameters
         ----------

@@ -98,7 +98,7 @@ class Clusters(Framed):
             said.append("layer 0 is the word and its position, without its sentence: clusters there are no senses")
         if self.p is not None and self.p > P_VALUE:
             reached = f"reach a silhouette of {self.null:.2f} on average (p {self.p:.2f})"
-            said.append(f"vectors without clusters {reached}: no evidence of clusters")
+            said.append(f"vectors without clusters {reached}: that of the word is no evidence of clusters")
         if self.silhouette is None and len(self.tried) > 1:
             wanted = f"{self.min_size} occurrences or more in each and a silhouette above 0"
             said.append(f"no clustering into up to {len(self.tried)} clusters has {wanted}")
