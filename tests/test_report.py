@@ -80,7 +80,8 @@ def test_words_are_text_and_nothing_outside_is_referenced(report: Any) -> None:
     assert all(each is not None and each.startswith(("#", "data:image/png;base64,")) for each in links)
     assert not re.search(r"url\((?!#)|@import", report.html)
     assert all(word in page.text for word in HOSTILE)
-    assert "@media screen and (max-width" in report.html, "figures scroll on a phone, not on paper"
+    media = re.findall(r"@media (\w+)", report.html)
+    assert sorted(media) == ["print", "screen", "screen"], "no dark theme and no figure that scrolls on paper"
     ids = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
     anchors = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert anchors == {f"#{name}" for name in SECTIONS}
@@ -133,6 +134,7 @@ def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     assert "5 different sentences" in str(problems["words"])
     assert "fewer than 50 words have a label of upos" in str(problems["probes"])
     assert report.html.count("Not computed: ") == 2
+    assert ".." not in report.html
 
 
 def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +166,8 @@ def test_too_few_occurrences_are_no_finding(tmp_path: Path, monkeypatch: pytest.
         assert section.problem is None
         assert section.finding.startswith(said)
         assert len(section.frames["tested"]) > 5
+    monkeypatch.setattr("embstore_explorer.reports.sections.TESTED", 0)
+    assert not report_of(store, sections="senses").sections[0].blocks, "no table without a row"
     rare = write_store(tmp_path / "rare.zarr", texts[:9], vectors[:, :27], (0,))
     (section,) = report_of(rare, sections="senses").sections
     assert str(section.problem).startswith("no word occurs 15 times or more")

@@ -17,8 +17,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1b1f; --back: #fff; --soft: #5c5c66; --line: #d9d9de; --box: #f5f5f7;
   --mark: #fff0c2; --accent: #00558c; }
-@media (prefers-color-scheme: dark) { :root { --text: #ececf0; --back: #18181b; --soft: #a9a9b5; --line: #3b3b42;
-  --box: #232328; --mark: #574400; --accent: #7cc4f5; } }
+@media screen and (prefers-color-scheme: dark) { :root { --text: #ececf0; --back: #18181b; --soft: #a9a9b5;
+  --line: #3b3b42; --box: #232328; --mark: #574400; --accent: #7cc4f5; }
+  [style*="stroke: #0072b2"] { stroke: #4aa8e0 !important; } [style*="fill: #0072b2"] { fill: #4aa8e0 !important; } }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; font: 1rem/1.55 system-ui, sans-serif; color: var(--text);
   background: var(--back); }
 h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.3rem; margin: 0 0 .4rem; }
@@ -29,8 +30,6 @@ section { border-top: 1px solid var(--line); margin-top: 2rem; padding-top: 1.4r
 nav ol, ul { padding-left: 1.3rem; } li { margin: .25rem 0; }
 .blocks { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; } .wide { flex: 1 1 100%; }
 figure { margin: .6rem 0; max-width: 100%; } figure svg { max-width: 100%; height: auto; display: block; zoom: 1.25; }
-@media (prefers-color-scheme: dark) { figure svg [style*="stroke: #0072b2"] { stroke: #4aa8e0 !important; }
-  figure svg [style*="fill: #0072b2"] { fill: #4aa8e0 !important; } }
 .scroll { overflow-x: auto; max-width: 100%; } caption { text-align: start; padding-bottom: .3rem;
   max-width: calc(100vw - 3rem); }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
@@ -42,10 +41,11 @@ th { font-weight: 600; } .number { text-align: end; white-space: nowrap; }
 pre { background: var(--box); padding: .7rem .9rem; overflow-x: auto; font-size: .82rem; border-radius: .3rem; }
 .problem { background: var(--box); padding: .6rem .9rem; border-radius: .3rem; }
 @media screen and (max-width: 46rem) { figure { overflow-x: auto; } figure svg { max-width: none; zoom: 1; } }
-@media print { body { max-width: none; font-size: 10pt; } section { break-inside: auto; }
-  figure, .sentences, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } pre { white-space: pre-wrap; }
-  .scroll { overflow: visible; } table { font-size: .72rem; } th.number { white-space: normal; }
-  details { display: none; } }
+@media print { :root { color-scheme: light; font-size: 10pt; } body { max-width: none; padding: 0; }
+  figure, .sentences, tr, li, p, details { break-inside: avoid; } h2, h3, .finding, .method, caption,
+  thead, tr:nth-child(-n+3) { break-after: avoid; } tr:nth-last-child(-n+3) { break-before: avoid; }
+  details::details-content { content-visibility: visible; } .scroll { overflow: visible; } figure svg { zoom: 1; }
+  pre { white-space: pre-wrap; } .blocks:has(.wide) { display: block; } th.number { white-space: normal; } }
 """
 
 
@@ -114,7 +114,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.0f}" if value == round(value) and abs(value) >= 1 else f"{round(value, 3) + 0:.3f}"
+        return f"{round(value, 3) + 0:.3f}"
     return f"{value:,}" if isinstance(value, int) else f"<bdi>{escape(str(value))}</bdi>"
 
 

@@ -150,7 +150,7 @@ def words(source: Source) -> Section:
     n_words = known["item"].n_unique()
     if n_words < 2 * SHOWN_WORDS:
         if not n_words and source.left_out:
-            raise InvalidValueError(" ".join(source.left_out))
+            raise InvalidValueError(" ".join(source.left_out).rstrip("."))
         raise InvalidValueError(
             f"{n_words} words occur {MIN_COUNT} times or more, too few for two lists of {SHOWN_WORDS}"
         )
@@ -210,7 +210,7 @@ def meanings(source: Source) -> Section:
     for each in shown:
         blocks.append(_picture(plot.cluster_map(each), f"senses {each.word}", "A point is an occurrence."))
         blocks += _examples(source, each)
-    blocks.append(Table(tested, f"The {len(found)} words with the highest silhouettes"))
+    blocks += [Table(tested, f"The {len(found)} words with the highest silhouettes")] if found else []
     n_enough = sum(len(each.occurrences) >= ENOUGH for each in clusterings)
     if clear:
         listed = ", ".join(each.word for each in clear)
@@ -228,7 +228,7 @@ def meanings(source: Source) -> Section:
         "senses",
         "Senses of ambiguous words",
         finding=finding,
-        method=f"Up to {SAMPLE} occurrences of each of the {len(pool)} most frequent words ({MIN_OCCURRENCES} "
+        method=f"Up to {SAMPLE} occurrences of each of the most frequent words ({len(pool)} of {MIN_OCCURRENCES} "
         f"occurrences or more, in at most {MAX_SHARE:.0%} of the sentences) are clustered at the last layer by "
         "k-means of unit vectors; the number of clusters is that of the highest silhouette. It counts as supported "
         f"if its silhouette is {SUPPORTED} or more and higher than those of 19 clusterings of as many vectors "
