@@ -259,7 +259,7 @@ def layer_scores(scores: Scores) -> Any:
         axis.plot(range(1, N_LAYERS + 1), CONTEXTUAL["test"], linestyle=":", **PAPER_MARK)
     bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
     for number, (name, value) in enumerate(bags.iter_rows(), 1):
-        axis.axhline(value, linestyle="--", color=plot.PALETTE[number % len(plot.PALETTE)], label=name)
+        axis.axhline(value, linestyle=(":", "--", "-.")[number % 3], color=plot.PALETTE[number % 8], label=name)
     plot.add_legend(figure, [axis])
     return figure
 

@@ -15,7 +15,7 @@ def svg_texts(path: Path) -> set[str]:
 
 
 def misplaced(figure: Any) -> list[tuple[str, ...]]:
-    """Return the texts of a figure that are not within it, and the pairs of which one covers the other."""
+    """Return the texts of a figure outside it or below 6 pt, and the pairs of which one covers or touches the other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
@@ -27,7 +27,8 @@ def misplaced(figure: Any) -> list[tuple[str, ...]]:
     shown = [
         each for each in figure.findobj(Text) if each.get_text().strip() and each.get_visible() and each not in beyond
     ]
-    boxes = [(each.get_text(), each.get_window_extent(canvas.get_renderer()).padded(-0.75)) for each in shown]
+    boxes = [(each.get_text(), each.get_window_extent(canvas.get_renderer()).padded(0.75)) for each in shown]
     inside = figure.bbox.padded(1)
     outside = [(text,) for text, box in boxes if not all(inside.contains(*corner) for corner in (box.min, box.max))]
+    outside += [(each.get_text(),) for each in shown if each.get_fontsize() < 6]
     return outside + [(text, other) for (text, box), (other, its) in combinations(boxes, 2) if box.overlaps(its)]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN_RELATIONS = 14  # names that fit beside a panel
 SHARES = ("self", "previous", "next", "cls", "first", "sep", "punctuation")
+HATCHES = ("", "////", "....", "xxx", "---")
 DIRECTIONS = {"relation_to_head": "best head, to the head", "relation_to_dependant": "best head, to the dependant"}
 ENTROPIES = {"all": "of every subword", "cls": "of [CLS]"}
 
@@ -65,11 +66,17 @@ def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
     return means["layer"].to_list(), floats(means, "value")
 
 
+def _fill(number: int) -> dict[str, Any]:
+    """Return the color and the pattern of a series of bars, which differ in grey too."""
+    return {"facecolor": PALETTE[number], "edgecolor": "white", "linewidth": 0, "hatch": HATCHES[number]}
+
+
 def _legend_below(axis: Any) -> None:
     """Give a panel of several series a legend that covers no point, and not the label of its axis."""
-    if len(axis.get_legend_handles_labels()[1]) > 1:
+    if len(labels := axis.get_legend_handles_labels()[1]) > 1:
+        columns = 1 + (sum(sorted(map(len, labels))[-2:]) < 19 * axis.figure.get_figwidth() * axis.get_position().width)
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 4.5, "columnspacing": 1}
-        axis.legend(frameon=False, fontsize=SMALL, ncols=2, handlelength=1.4, **place)
+        axis.legend(frameon=False, fontsize=SMALL, ncols=columns, handlelength=1.4, **place)
 
 
 def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Callable[[Any, Any], None]:
@@ -94,7 +101,7 @@ def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
     below: Any = 0.0
     for number, item in enumerate(part["item"].unique(maintain_order=True).to_list()):
         layers, means = _means(_rows(frame, "pattern", item))
-        axis.bar(layers, means, bottom=below, width=0.75, color=PALETTE[number], label=item)
+        axis.bar(layers, means, bottom=below, width=0.75, label=item, **_fill(number))
         below = below + means
     style(axis, title="Patterns of the heads' maps", x="layer", y="share of maps", layers=layers)
     axis.set_ylim(0, 1)
@@ -112,7 +119,7 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     for number, (metric, label) in enumerate(DIRECTIONS.items()):
         own = (best["metric"] == metric).to_numpy()
         if own.any():  # none would have the colour of another in the legend
-            axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, color=PALETTE[number], label=label)
+            axis.barh(places[own] - 0.2, floats(best, "value")[own], 0.38, label=label, **_fill(number))
     axis.barh(places + 0.2, floats(best, "baseline"), 0.38, color="#bbbbbb", label="best fixed offset")
     style(axis, title="Words of a relation: best layer.head", x="share of words")
     axis.grid(False)

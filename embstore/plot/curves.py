@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from embstore.errors import InvalidValueError, check_choice, check_columns
-from embstore.plot.drawing import (
-    add_legend,
-    check_drawable,
-    choose_split,
-    draw_line,
-    floats,
-    panels,
-    style,
-)
+from embstore.plot.drawing import add_legend, check_drawable, choose_split, draw_line, floats, panels, style
 
 if TYPE_CHECKING:
     import polars as pl

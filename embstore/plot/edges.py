@@ -97,7 +97,7 @@ def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) ->
         _draw_expectation(axis, known, "center_of_gravity", position - 0.19, layers, color=CENTER)
         _draw_expectation(axis, known, "expected_layer", position + 0.19, layers, color=EXPECTED)
         labels = [
-            f"{literal(task)}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
+            f"{literal(task)}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}".rstrip(" →\n")
             for task, rows in zip(tasks, known, strict=True)
         ]
         axis.set_yticks(position, labels, fontsize=SMALL)

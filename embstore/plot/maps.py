@@ -162,9 +162,9 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     figure, (axis,) = panels(1, height=min(1.3 * COLUMN, max(1.4, cell * len(others)) + 0.65))
     if is_written:
         for (row, column), value in np.ndenumerate(values):
-            text = "–" if np.isnan(value) else f"{value:.2f}"
+            text = "–" if np.isnan(value) else f"{value:.2f}".lstrip("0")[:3]
             color = "#111111" if value > 0.46 else "white"  # of which viridis is brighter than a middle grey
-            size = min(SMALL, 72 * cell / 2.4)  # four characters fit
+            size = min(SMALL, 72 * cell / 1.8)  # three characters fit
             axis.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
