@@ -19,16 +19,13 @@ from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
 from embstore.plot.attention import SHARES
 from embstore.plot.curves import STRUCTURE_PANELS
+from embstore.plot.drawing import look
 from embstore.plot.maps import principal_plane
 from tests.drawn import misplaced, svg_texts
 
 ATTENTION = {"share": SHARES, "entropy": ("all", "cls"), "pattern": ("diagonal", "vertical", "block"), "uuas": ("",),
              "relation_to_head": ("nsubj", "obj:lvc", "advmod"), "coreference": ("",)}  # fmt: skip
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
-
-
-def texts(axis: Any) -> list[str]:
-    return [text.get_text() for text in axis.texts]
 
 
 def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -66,6 +63,7 @@ def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
     assert outlines == pytest.approx([1 / 6, 2 / 6, 3 / 6]), "shares of the sum, from layer 1 on"
     assert axis.get_title(loc="left") == "pos   center 1.00, expected 2.00"
     assert axis.patches[0].get_alpha() < 0.5, "the line of the center is seen on its bars"
+    assert [line.get_linestyle() for line in axis.lines[-2:]] == ["--", ":"]
     keys = {"mixing weight", "center of gravity", "expected layer", "differential score (test), share of the sum"}
     assert {text.get_text() for text in figure.legends[0].texts} == keys, "every colour has a key"
     assert [axis.get_xlabel() for axis in figure.axes[-2:]] == ["layer of bert", "layer of gpt"]
@@ -79,7 +77,7 @@ def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 2, 2, 2])
     spans = [np.array(path)[:, 0].tolist() for bars in axis.containers[1:] for path in _segments(bars)]
     assert spans == [pytest.approx(span) for span in ([0.75, 1.25], [1.75, 2.25], [1.5, 2.5], [1.5, 2.5])]
-    assert {"1.00", "2.00"} <= set(texts(axis))
+    assert {"1.00", "2.00"} <= {text.get_text() for text in axis.texts}
     dev = plot.edge_summary(edge_frame(), split="dev").axes[0]
     assert dev.get_yticklabels()[0].get_text() == "pos\n80.0 → 110.0"
     [axis] = plot.edge_summary(edge_frame(layers=5).with_columns(low=pl.col("low") - 1.4)).axes
@@ -95,7 +93,7 @@ def test_an_expected_layer_that_is_no_position_is_not_drawn(changed: dict[str, A
     rows = [row | changed if row["metric"] == "expected_layer" else row for row in rows]
     [axis] = plot.edge_summary(frame(rows)).axes
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([1, 0])
-    assert "not determined" in texts(axis)
+    assert "not determined" in [text.get_text() for text in axis.texts]
     axis = plot.edge_layers(frame(rows)).axes[0]
     assert axis.get_title(loc="left") == "pos   center 1.00, expected not determined"
     assert "expected layer" not in {line.get_label() for line in axis.lines}
@@ -183,6 +181,7 @@ def test_senses_have_a_row_a_word_and_a_column_a_layer() -> None:
         drawn = [part.get_offsets() for part in axis.collections]
         assert [len(part) for part in drawn] == [4, 2]
         np.testing.assert_allclose(drawn[1], points[[1, 3]])
+    assert len({tuple(look(number).values()) for number in range(64)}) == 64, "no two labels look alike"
 
 
 def test_attention_is_drawn_by_head_and_layer() -> None:

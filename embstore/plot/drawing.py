@@ -207,8 +207,8 @@ def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Seque
 
 
 def look(number: int) -> dict[str, str]:
-    """Return the color and the marker of a series."""
-    return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
+    """Return the color and the marker of a series, those of no other of 64."""
+    return {"color": PALETTE[number % len(PALETTE)], "marker": MARKERS[(number + number // 8) % len(MARKERS)]}
 
 
 def draw_line(

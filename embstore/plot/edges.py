@@ -74,7 +74,8 @@ def _draw_task(axis: Any, rows: pl.DataFrame, task: str, split: str | None) -> N
             value = _position(known[metric], layers)
             marks.append(f"{name} {_shown(value)}")
             if np.isfinite(value):
-                axis.axvline(value, color=color, linestyle="--", linewidth=1, label=metric.replace("_", " "))
+                dash = "--" if color == CENTER else ":"  # they differ in grey too
+                axis.axvline(value, color=color, linestyle=dash, linewidth=1.2, label=metric.replace("_", " "))
     axis.set_title(fitted(axis, f"{task}   {', '.join(marks)}", SMALL), fontsize=SMALL, loc="left", pad=3)
 
 
