@@ -89,22 +89,14 @@ def test_the_token_of_the_url_becomes_a_cookie(client: TestClient, access: Acces
 @pytest.mark.parametrize(
     "headers",
     [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Bearer "},
-        {"authorization": "Bearer é".encode()},
-        {"authorization": "Basic !!!"},
-        {"authorization": "Basic " + base64.b64encode(b"user:None").decode()},
-        {"authorization": "Basic " + base64.b64encode(b"user:").decode()},
-        {"cookie": "embstore-8000=wrong"},
-        {"cookie": "embstore-8001=TOKEN"},
-        {"cookie": "=;;\x01"},
+        {}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}, {"authorization": "Bearer é".encode()},
+        {"authorization": "Basic !!!"}, {"authorization": "Basic " + base64.b64encode(b"user:None").decode()},
+        {"authorization": "Basic " + base64.b64encode(b"user:").decode()}, {"cookie": "embstore-8000=wrong"},
+        {"cookie": "embstore-8001=TOKEN"}, {"cookie": "=;;\x01"},
     ],
-)
+)  # fmt: skip
 @pytest.mark.quick(20)
-def test_without_the_token_nothing_is_served(
-    client: TestClient, access: Access, path: str, headers: dict[str, Any]
-) -> None:
+def test_strangers_are_served_nothing(client: TestClient, access: Access, path: str, headers: dict[str, Any]) -> None:
     given = {**headers}
     if str(headers.get("cookie", "")).startswith("embstore-8001"):
         given["cookie"] = f"embstore-8001={access.token}"  # of another server on this machine
@@ -402,11 +394,8 @@ def test_long_queries_report_their_progress_line_by_line(known: TestClient, monk
     assert (json.loads(last), data) == ({"safetensors": len(data)}, arrays.to_bytes())
     monkeypatch.setattr(server, "answer", reporting)
     lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
-    assert [json.loads(line) for line in lines.text.splitlines()] == [
-        {"progress": [1, 2]},
-        {"progress": [2, 2]},
-        {"result": {"found": 3}},
-    ]
+    wanted = [{"progress": [1, 2]}, {"progress": [2, 2]}, {"result": {"found": 3}}]
+    assert [json.loads(line) for line in lines.text.splitlines()] == wanted
 
 
 @pytest.mark.parametrize("accept", ["*/*", server.NDJSON])
@@ -424,13 +413,8 @@ def test_a_closed_connection_cancels_its_query(
 
     monkeypatch.setattr(server, "answer", endless)
     headers = {"host": "127.0.0.1:8000", "authorization": f"Bearer {access.token}", "accept": accept}
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/api/word",
-        "query_string": b"word=bank",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-    }
+    scope = {"type": "http", "method": "GET", "path": "/api/word", "query_string": b"word=bank"}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def receive() -> dict[str, Any]:
         if not started.is_set():
