@@ -148,6 +148,7 @@ def test_text_is_as_it_was_written(tmp_path: Path) -> None:
     assert found["forms"] == ["In", "New\r\nYork", ",", "she", "said", "…"]
     assert found["gaps"] == ["", "  ", "", " ", "\t", "", ""]
     assert found["labels"] == {"tag": list("abdefg")}
+    assert answer(made, "similarity", {"sentence": 0}).data["words"] == found["forms"]
     for side, first in (("left", "In"), ("right", "…")):
         assert run(made, "occurrences", sort=side)["rows"][0]["word"] == first
 

@@ -99,14 +99,13 @@ function readable(subwords: string[]): string[] {
   return subwords.map((one) => new TextDecoder().decode(Uint8Array.from([...one].map((letter) => byte(letter.codePointAt(0)!)))).trim() || "␣");
 }
 
-const spelled = (word: string) => readable([word])[0]!;
-
 const FOUND = 10;
 const AROUND = 60; // characters on each side of what was found, to whole words
 
 /** Finds sentences by a part of their text. */
 function Search() {
-  const { index, values, go } = useApp();
+  const { index, store, values, go } = useApp();
+  const spelled = (word: string) => (store.subwords ? readable([word])[0]! : word);
   const [draft, setDraft] = useState(values.find ?? "");
   const [from, setFrom] = useState(0);
   useEffect(() => setDraft(values.find ?? ""), [values.find]);
@@ -199,7 +198,7 @@ function Similarities({ of: one }: { of: SentenceAnswer }) {
       <Answer of={found} what="similarities">
         {({ meta, arrays }) => meta.words.length < 2 ? <Empty title="One word">There is nothing to compare it with.</Empty> : (
           <>
-            <Matrix label={`Cosine of every two words at layer ${meta.layer}`} words={readable(meta.words)} values={arrays.values!.values as Float32Array} canvas={canvas} />
+            <Matrix label={`Cosine of every two words at layer ${meta.layer}`} words={meta.words} values={arrays.values!.values as Float32Array} canvas={canvas} />
             <PythonCall code={meta.python} />
           </>
         )}
