@@ -257,8 +257,11 @@ def test_subwords_of_bytes_are_shown_as_text(browser: Any, tmp_path: Path) -> No
     model = tiny.save("gpt2", tmp_path / "model")
     es.extract(es.plan([Document("a bank on the café")], model=model), tmp_path / "a.zarr")
     assert es.analysis.sentence_attention("the café", model=model, layers=[1]).subwords[-1] == "fÃ©"
-    with served(tmp_path / "a.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
+    options = es.ExtractionOptions(unit="subword")
+    es.extract(es.plan([Document("a bank on the bank. " * 9)], model=model, options=options), tmp_path / "b.zarr")
+    with served(tmp_path / "a.zarr", tmp_path / "b.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
         view = Opened(browser, address)
+        assert not re.search("Ġ|^$", view(view="map", store=1, layer=0).locator(".legend").inner_text())
         page = view(view="sentence", layer=1)
         page.get_by_role("button", name="Load the model").click()
         page.get_by_role("button", name="Head 0").wait_for()

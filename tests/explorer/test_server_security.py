@@ -111,9 +111,7 @@ def basic(text: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
 
 
-def test_passwords_of_a_machine_wait_for_each_other_and_nobody_else_does(
-    opened: list[Explored], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_passwords_wait_and_nobody_else(opened: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong passwords wait, so that they are not tried fast; a first visit, other machines and cookies do not."""
     access = Access(port=8000, password="long enough")
     app = server.make_app(opened, access)
@@ -216,9 +214,7 @@ def test_requests_that_never_end_lock_nobody_out(opened: list[Explored], monkeyp
         b"POST /api/stores HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: 9\r\n\r\n{",
     ],
 )
-def test_a_connection_that_asks_nothing_is_closed(
-    opened: list[Explored], monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+def test_idle_connections_are_closed(opened: list[Explored], monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(serving, "SECONDS_FOR_HEADERS", 0.3)
     monkeypatch.setattr(serving, "SECONDS_KEPT", 0.6)
     monkeypatch.setattr(serving.Connection, "timeout_keep_alive", 60, raising=False)

@@ -14,6 +14,7 @@ import { Pager } from "../parts/table";
 import { WordBox } from "../parts/word_box";
 import type { Arrays } from "../safetensors";
 import type { Params } from "../source";
+import { readableNames } from "../subwords";
 import { useQuery, type Query } from "../use_query";
 
 interface MapAnswer {
@@ -51,7 +52,7 @@ function MapView() {
   const color = values.color ?? "cluster";
   const params = { store: index, layer, word: values.word, where: values.where, method, sample, color: color === "none" ? undefined : color };
   const answer = useMap(params);
-  const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
+  const points = useMemo(() => answer.value && normalized(answer.value, store.subwords && !values.word), [answer.value]);
   const meta = answer.value?.meta;
   const [selected, setSelected] = useState<{ some: Uint32Array; of: Points } | null>(null);
   const chosen = selected && selected.of === points ? selected.some : null; // those of other points are not among these
@@ -184,13 +185,20 @@ function useShades(points: Points | undefined, meta: MapAnswer | undefined, foll
   }, [points, meta, followed]);
 }
 
-/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many. */
-function normalized({ meta, arrays }: Arrays<MapAnswer>): Points {
+/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many.
+ * `subwords`: whether regions are named by those. */
+function normalized({ meta, arrays }: Arrays<MapAnswer>, subwords: boolean): Points {
   const [x, y] = [arrays.x!.values as Float32Array, arrays.y!.values as Float32Array];
   if (meta.middle) {
     const [middleX, middleY, extent] = [...meta.middle, meta.extent || 1];
     for (let i = 0; i < x.length; i++) [x[i], y[i]] = [(x[i]! - middleX) / extent, (y[i]! - middleY) / extent];
     meta.regions = meta.regions.map((region) => ({ ...region, x: (region.x - middleX) / extent, y: (region.y - middleY) / extent }));
+    if (subwords) {
+      const names = readableNames(meta.regions.map((region) => region.name));
+      const text = new Map(meta.regions.map((region, at) => [region.name, names[at]!]));
+      meta.regions = meta.regions.map((region, at) => ({ ...region, name: names[at]! }));
+      meta.colors = meta.colors.map((color) => text.get(color) ?? color); // of clusters, which are the regions
+    }
     meta.middle = null; // they are in their places
   }
   return { x, y, row: arrays.row!.values as Int32Array, color: arrays.color!.values as Int8Array, regions: meta.regions };

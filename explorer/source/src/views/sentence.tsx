@@ -13,6 +13,7 @@ import { Answer, Empty } from "../parts/states";
 import { Matrix } from "../sentence/matrix";
 import { Arcs } from "../sentence/arcs";
 import type { Arrays } from "../safetensors";
+import { readable } from "../subwords";
 import { useQuery } from "../use_query";
 
 const NONE = "-"; // no label has this name
@@ -89,14 +90,6 @@ function SentenceView() {
       </Answer>
     </>
   );
-}
-
-/** Subwords as text: byte-level tokenizers, as that of GPT-2, spell bytes that are no letters as others from U+0100 on. */
-function readable(subwords: string[]): string[] {
-  if (!subwords.some((one) => one.startsWith("Ġ"))) return subwords.map((one) => one.replace(/^▁(?=.)/, ""));
-  const others = [...Array(256).keys()].filter((byte) => byte < 33 || (byte > 126 && byte < 161) || byte === 173);
-  const byte = (point: number) => (point < 256 ? point : others[point - 256] ?? 63);
-  return subwords.map((one) => new TextDecoder().decode(Uint8Array.from([...one].map((letter) => byte(letter.codePointAt(0)!)))).trim() || "␣");
 }
 
 const FOUND = 10;
