@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis import contexts, marker_words, marking
+from embstore.store import Store
 from embstore_explorer.stores import Explored
 
 GRID = 96  # cells along each axis
@@ -17,6 +18,7 @@ MAX_REGIONS = 24
 LEAST_POINTS, LEAST_SHARE = 8, 0.004
 CONTEXT_ROWS, NAMED_ROWS = 20_000, 400_000  # occurrences whose sentences, and whose words, are read for names
 N_WORDS = 3  # of a name
+SPACES = "ĠĊĉč▁"  # as subwords spell them
 COMMON, MUCH = 200, 0.1  # of the words the 200th part, the commonest, name only regions of which they are this share
 
 
@@ -75,6 +77,12 @@ def _uphill(density: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.asarray(target)
 
 
+def around(store: Store, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+    """Return the words within five of each occurrence of a word, without that word."""
+    own = {store.index.words[number].lstrip(SPACES).casefold() for number in store.index.type[rows[:1]].tolist()}
+    return [tuple(word for word in words if word not in own) for words in contexts(store, rows)]
+
+
 def name_groups(
     one: Explored, rows: NDArray[np.int64], codes: NDArray[Any], n_groups: int, *, by_context: bool
 ) -> list[str]:
@@ -87,7 +95,7 @@ def name_groups(
     step = max(1, -(-len(rows) // limit))
     rows, codes = rows[::step], np.asarray(codes[::step], np.int64)
     if by_context:
-        found = marker_words(list(contexts(store, rows)), codes.tolist(), n_groups, count=N_WORDS)
+        found = marker_words(around(store, rows), codes.tolist(), n_groups, count=N_WORDS)
         return [", ".join(words) for words in found]
     types, items = np.unique(store.index.type[rows], return_inverse=True)
     inside, n_items = codes >= 0, len(types)

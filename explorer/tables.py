@@ -40,12 +40,8 @@ def table(answer: Any) -> pl.DataFrame:
         ((name, array),) = answer.arrays.items()
         places = {f"axis_{axis}": each.ravel() for axis, each in enumerate(np.indices(array.shape, np.int32))}
         return pl.DataFrame({**places, name: array.ravel()})
-    rows = [{name: _cell(each) for name, each in row.items()} for row in _flat(answer)]
+    rows = [{name: as_json(it) if isinstance(it, list) else it for name, it in row.items()} for row in _flat(answer)]
     return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _cell(value: Any) -> Any:
-    return as_json(value) if isinstance(value, list) else value
 
 
 def _flat(value: Any) -> Iterator[dict[str, Any]]:
@@ -63,14 +59,10 @@ def _flat(value: Any) -> Iterator[dict[str, Any]]:
     for name, each in fields.items():
         if isinstance(each, Mapping):
             own |= each
-        elif isinstance(each, list) and each and isinstance(each[0], Mapping):
-            inner[name] = each
-        elif isinstance(each, list) and all(isinstance(one, str) for one in each):
-            own[name] = " ".join(each)
-        elif isinstance(each, list):
+        elif isinstance(each, list) and not all(isinstance(one, str) for one in each):
             inner[name] = each
         else:
-            own[name] = each
+            own[name] = " ".join(each) if isinstance(each, list) else each
     if not inner:
         yield own
     elif any(isinstance(each[0], Mapping) for each in inner.values() if each):

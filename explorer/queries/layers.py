@@ -28,7 +28,8 @@ def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
     found = one.saved("geometry" if whole else "geometry-sinkless", lambda: _geometry(asked, one, data))
     given = "store" if whole else "store.select(sinks=False)"
     call = f"es.geometry({given}, metrics={found['metrics']!r}, min_contexts={found['min_contexts']})"
-    note = None if whole else f"{one.store.n_rows - len(data):,} attention sinks are left out."
+    n_sinks = one.store.n_rows - len(data)
+    note = None if whole else f"{n_sinks:,} attention sink{'s are' if n_sinks > 1 else ' is'} left out."
     return {"rows": found["rows"], "note": note, "python": one.python(f"es.analysis.summarize_geometry({call})")}
 
 

@@ -35,6 +35,7 @@ COLORS = 7  # values with a colour of their own; the others share one
 CLUSTERED = 2000  # occurrences of a word that are clustered; the others go to the nearest center
 FACTS = ("layer", "method", "explained", "n_selected", "axes_rows")  # of a map, besides its arrays
 UMAP_NOTE = "Distances in UMAP are not distances, and sizes and gaps mean nothing: only who is near whom counts."
+DENSE_NOTE = "Clusters are where this map is dense: no test says that they are groups."
 Senses = tuple[NDArray[np.int8], int, list[str]]  # the cluster of each row, how many there are, and what speaks against
 
 
@@ -89,6 +90,7 @@ def map(
     key = ("map clusters", word, number, hashlib.sha256(made.rows.tobytes()).hexdigest())
     senses = one.once(key, lambda: _clusters(one.store, str(word), made)) if color == "cluster" and word else None
     codes, colors, scale = _colors(one, made, color, senses, regions, names)
+    dense = [DENSE_NOTE] if color == "cluster" else []
     ends = np.percentile(made.points[:: max(1, len(made.rows) // 100_000)], (0.02, 99.98), axis=0, method="nearest")
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
     given = selecting(word, where=where, rows=rows, sinks=not n_sinks)
@@ -105,7 +107,7 @@ def map(
         "colors": colors,
         "scale": scale,
         "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],
-        "note": " ".join([*_notes(made, sample, n_sinks), *(senses[2] if senses else ())]) or None,
+        "note": " ".join([*_notes(made, sample, n_sinks), *(senses[2] if senses else dense)]) or None,
         "python": one.python(f"es.analysis.project({given}, {call})"),
     }
     arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1], "color": codes}
@@ -115,7 +117,7 @@ def map(
 
 
 def _notes(made: Projection, sample: int, n_sinks: int) -> list[str]:
-    said = [f"{n_sinks:,} attention sinks are left out."] if n_sinks else []
+    said = [f"{n_sinks:,} attention sink{'s are' if n_sinks > 1 else ' is'} left out."] if n_sinks else []
     if made.method == "umap":
         said.append(UMAP_NOTE)
         if sample > MAX_UMAP < made.n_selected:
@@ -176,10 +178,7 @@ def _read(path: Path, name: str) -> Projection:
 
 def _write(path: Path, name: str, made: Projection) -> None:
     """Save a map, and remove those that were not read for longest where all take more than the limit."""
-    arrays: dict[str, NDArray[Any]] = {
-        "rows": np.ascontiguousarray(made.rows),
-        "points": np.ascontiguousarray(made.points),
-    }
+    arrays = {each: np.ascontiguousarray(getattr(made, each)) for each in ("rows", "points")}
     facts = {"name": name, "crc": crc32(arrays["points"].tobytes(), crc32(arrays["rows"].tobytes()))}
     facts |= {each: getattr(made, each) for each in FACTS}
     write_file(path, save(arrays, {"json": json.dumps(facts)}))

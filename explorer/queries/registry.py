@@ -13,27 +13,16 @@ from embstore.errors import InvalidValueError, quoted
 from embstore_explorer.parameters import parse
 from embstore_explorer.stores import Explored
 
-QUERIES = {  # name -> module, imported when the query is first asked
-    "stores": "stores",
-    "model": "stores",
-    "reopen": "stores",
-    "complete": "words",
-    "occurrences": "words",
-    "summary": "words",
-    "word": "words",
-    "senses": "senses",
-    "neighbors": "neighbors",
-    "geometry": "layers",
-    "cka": "layers",
-    "probes": "layers",
-    "map": "map",
-    "sentence": "sentence",
-    "search": "sentence",
-    "similarity": "sentence",
-    "parse": "sentence",
-    "traces": "sentence",
-    "attention": "sentence",
+_MODULES = {  # imported when one of their queries is first asked
+    "stores": ("stores", "model", "reopen"),
+    "words": ("complete", "occurrences", "summary", "word"),
+    "senses": ("senses",),
+    "neighbors": ("neighbors",),
+    "layers": ("geometry", "cka", "probes"),
+    "map": ("map",),
+    "sentence": ("sentence", "search", "similarity", "parse", "traces", "attention"),
 }
+QUERIES = {name: module for module, names in _MODULES.items() for name in names}
 CHANGES = {"model", "reopen"}  # queries that change what others answer
 Report = Callable[[int, int | None], object]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import numpy as np
-
 import embstore as es
 from embstore.analysis import Clusters
 from embstore_explorer.parameters import Bounds, Layer, Number, Word
 from embstore_explorer.queries.registry import Asked
-from embstore_explorer.queries.words import described, found_rows
+from embstore_explorer.queries.words import described, found_rows, selecting
 from embstore_explorer.stores import Explored, layer_of
 
 SAMPLE = 5000  # occurrences that are clustered
@@ -25,7 +23,7 @@ def senses(
     layer: Layer = "last",
     clusters: Annotated[int, Bounds(1, 50)] | None = None,
 ) -> dict[str, Any]:
-    """Cluster the occurrences of a word, as `embstore.senses`; `rows` and `codes` say which is in which cluster."""
+    """Cluster the occurrences of a word, as `embstore.senses`, without sinks; `codes`: the cluster of each row."""
     one = asked.store(store)
     found_rows(one, word, None)
     number = layer_of(one.store, layer)
@@ -34,17 +32,20 @@ def senses(
 
 def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
     asked.report(0, None)
-    found = es.senses(one.store, word, layers=layer, n_clusters=clusters, sample=SAMPLE)
+    chosen = one.store.select(words=word)
+    data = one.sinkless(chosen)
+    found = es.senses(data, word, layers=layer, n_clusters=clusters, sample=SAMPLE)
     asked.report(1, None)
     table = found.occurrences
     markers = found.markers(MARKERS)
+    source = "store" if len(data) == len(chosen) else selecting(word, sinks=False)
     given = "" if clusters is None else f", n_clusters={clusters}"
     return {
         "layer": layer,
         "silhouette": found.silhouette,
         "null": found.null,
         "p": found.p,
-        "caveat": _caveat(found, len(np.asarray(found_rows(one, word, None)))),
+        "caveat": _caveat(found, len(data)),
         "clusters": [
             {
                 "cluster": code,
@@ -56,7 +57,7 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
         ],
         "rows": table["occurrence"].to_list(),
         "codes": (table["cluster"] - 1).to_list(),
-        "python": one.python(f"es.senses(store, {word!r}, layers={layer}{given}, sample={SAMPLE})"),
+        "python": one.python(f"es.senses({source}, {word!r}, layers={layer}{given}, sample={SAMPLE})"),
     }
 
 

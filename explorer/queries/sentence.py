@@ -111,7 +111,9 @@ def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer =
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
     unit = unit_rows(one.store.vectors(stored, layers=number).astype(np.float64))
-    words = [one.store.index.words[int(kind)] for kind in one.store.index.type[stored]]
+    kinds = [one.store.index.words[int(kind)] for kind in one.store.index.type[stored]]
+    written = one.store.select(rows=stored).concordance()
+    words = [form or kind for (_, form, _), kind in zip(written, kinds, strict=True)]  # white space has no form
     call = f"store.vectors(np.arange({stored[0]}, {stored[-1] + 1}), layers={number})" if len(stored) else "[]"
     data = {"layer": number, "words": words, "positions": positions.tolist(), "python": one.python(call)}
     return Arrays({"values": np.clip(unit @ unit.T, -1, 1).astype(np.float32)}, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from embstore_explorer.parameters import Bounds, Number
@@ -27,6 +28,8 @@ def stores(asked: Asked) -> list[dict[str, Any]]:
             "can_encode": one.can_encode,
             "missing_model": one.missing_model,
             "takes_model": one.takes_model,
+            "subwords": one.store.metadata.extraction["unit"] == "subword",
+            "umap": find_spec("umap") is not None,
             "labels": [
                 {"name": name, "values": labels.names.slice(0, min(len(labels.names), MAX_VALUES))}
                 for name, labels in one.store.index.own_labels.items()

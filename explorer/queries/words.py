@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import embstore as es
-from embstore.analysis import contexts, marker_words, marking
+from embstore.analysis import marker_words, marking
 from embstore.errors import InvalidValueError, quoted
 from embstore.store import Labels, Selection, Store
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
+from embstore_explorer.regions import SPACES, around
 from embstore_explorer.stores import Explored
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _ENGLISH = """a an the this that these those i me my mine we us our ours you you
     any both each few more most other some such only own same too very just now also ever never yet much many one two
     every myself himself herself itself themselves"""
 FUNCTION_WORDS = frozenset(_ENGLISH.split())
+_BYTES = {chr(256 + at): byte for at, byte in enumerate([*range(33), *range(127, 161), 173])}  # as byte-level BPE has
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class _Vocabulary:
 
     def content(self, store: Store) -> NDArray[np.bool_]:
         """Whether each type is a content word: it has a letter, is in no list, and most labels upos say so."""
-        words = [word.lstrip("ĠĊĉč▁").casefold().replace("’", "'") for word in store.index.words]  # spaces of subwords
+        words = [word.lstrip(SPACES) for word in store.index.words]
+        if any(word.startswith("Ġ") for word in store.index.words):  # bytes, each spelled as a letter
+            words = [bytes(_BYTES.get(c, ord(c) & 255) for c in word).decode(errors="ignore") for word in words]
+        words = [word.casefold().replace("’", "'") for word in words]
         apt = np.array([any(map(str.isalpha, word)) and word not in FUNCTION_WORDS for word in words], bool)
         labels = store.index.own_labels.get("upos")
         if labels is not None:
@@ -208,14 +213,13 @@ def summary(asked: Asked, *, store: Number = 0, rows: Rows) -> dict[str, Any]:
     index = one.store.select(rows=chosen).store.index  # refuses a row that is not there
     types, counts = np.unique(index.type[chosen], return_counts=True)
     if len(types) == 1:
-        found = _around(one.store, chosen, int(types[0]))
+        found, marks = _around(one.store, chosen, int(types[0]))
     else:
         rest = np.diff(index.by_type[0])[types] - counts
         others = len(index.type) - len(chosen) - int(rest.sum())  # occurrences of words that are not chosen
         best = marking([[*counts, 0], [*rest, others]], count=MARKERS)[0]
-        found = [(index.words[int(types[each])], int(counts[each])) for each in best]
-    if not (marks := bool(found)):
-        common = np.lexsort((-counts, ~is_content(one)[types]))[:MARKERS]
+        marks = bool(best)
+        common = best or np.lexsort((-counts, ~is_content(one)[types]))[:MARKERS].tolist()
         found = [(index.words[int(types[each])], int(counts[each])) for each in common]
     return {
         "count": len(chosen),
@@ -225,13 +229,15 @@ def summary(asked: Asked, *, store: Number = 0, rows: Rows) -> dict[str, Any]:
     }
 
 
-def _around(store: Store, rows: NDArray[np.int64], number: int) -> list[tuple[str, int]]:
-    """Return the words that mark the contexts of some occurrences of a type, with the number of these contexts."""
+def _around(store: Store, rows: NDArray[np.int64], number: int) -> tuple[list[tuple[str, int]], bool]:
+    """Return the words that mark the contexts of some occurrences of a type, or are common there, and if they mark."""
     every = store.index.rows_of(number)
-    others, around = np.isin(every, rows, invert=True).astype(int).tolist(), list(contexts(store, every))
-    own = [set(context) for context, other in zip(around, others, strict=True) if not other]
-    best = marker_words(around, others, 2, count=MARKERS)[0]
-    return [(word, sum(word in context for context in own)) for word in best]
+    others, near = np.isin(every, rows, invert=True).astype(int).tolist(), around(store, every)
+    own = Counter(word for words, other in zip(near, others, strict=True) if not other for word in set(words))
+    best = marker_words(near, others, 2, count=MARKERS)[0]
+    common = [word for word in own if own[word] > 1 and any(map(str.isalpha, word))]
+    common.sort(key=lambda word: (word in FUNCTION_WORDS, -own[word], word))
+    return [(word, own[word]) for word in (best or common)[:MARKERS]], bool(best)
 
 
 def _commonest(labels: Labels, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -243,10 +249,10 @@ def _commonest(labels: Labels, rows: NDArray[np.int64]) -> dict[str, Any]:
 
 def columns(store: Store) -> list[dict[str, str]]:
     """Return the label columns and fields of a store, with the kind of their values."""
-    named = dict.fromkeys(store.index.own_labels, "label") | {
-        name: field.kind for name, field in store.index.fields.items()
+    kinds = dict.fromkeys(store.index.own_labels, "label") | {
+        name: one.kind for name, one in store.index.fields.items()
     }
-    return [{"name": name, "kind": kind} for name, kind in named.items()]
+    return [{"name": name, "kind": kind} for name, kind in kinds.items()]
 
 
 def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
@@ -368,7 +374,8 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
     """Return the self-similarity of a word by layer, next to the mean over words and to the anisotropy."""
     one = asked.store(store)
     rows = np.asarray(found_rows(one, word, None))
-    own = one.once(("selfsim", word), lambda: _self_similarity(asked, word, one.store.select(words=word)))
+    chosen = one.sinkless(one.store.select(words=word))
+    own = one.once(("selfsim", word), lambda: _self_similarity(asked, word, chosen))
     whole = corpus_means(asked, one)
     every = "store" if len(one.sinkless(one.store.select())) == one.store.n_rows else "store.select(sinks=False)"
     return {
@@ -379,7 +386,7 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
         "corpus": whole["selfsim"],
         "anisotropy": whole["anisotropy"],
         "python": one.python(
-            f"es.geometry({selecting(word)}, metrics='selfsim', min_contexts=1)",
+            f"es.geometry({selecting(word, sinks=len(chosen) == len(rows))}, metrics='selfsim', min_contexts=1)",
             f"es.geometry({every}, metrics=['selfsim', 'anisotropy'], min_contexts={whole['min_contexts']})",
         ),
     }

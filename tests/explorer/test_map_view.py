@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,8 @@ def test_all_points_inside_a_lasso_are_saved(view: Opened, stores: list[Path]) -
     view.complaints.clear()  # of the answer 400
 
 
-def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
+def test_colours_hide_points_and_layers_keep_them(view: Opened, stores: list[Path]) -> None:
+    store = es.open(stores[0])
     page = view(view="map", layer=1, color="upos")
     whole = drawn(page)
     noun = page.get_by_role("button", name=re.compile("^NOUN"))
@@ -149,6 +151,9 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
     drawn(page, whole)
     expect(noun).to_have_attribute("aria-pressed", "false")
     assert values(page)["hidden"]
+    shown = len(store.select(where="upos <> 'NOUN' OR upos IS NULL"))
+    page.get_by_role("heading", name=f"{shown:,} shown").wait_for()
+    expect(page.locator("option[value=umap]")).to_be_enabled(enabled=find_spec("umap") is not None)
     slider = page.get_by_role("slider", name="Layer")
     before = page.locator("p.note").first.inner_text()
     slider.press("ArrowRight")
@@ -159,6 +164,22 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
     page.get_by_role("button", name=re.compile("^Show row 2 on")).click()
     page.locator(".map-box .found").wait_for()
     assert values(page)["row"] == "2"
+
+
+def test_clusters_keep_the_colour_of_most_of_their_rows_at_another_layer(view: Opened, stores: list[Path]) -> None:
+    page, store, before = view(view="map", word="bank", layer=1), es.open(stores[0]), None
+    for layer in (1, 2, 3):
+        clusters = es.senses(store, "bank", layers=layer).occurrences.sort("occurrence")["cluster"].to_numpy() - 1
+        becomes(page, page.locator(".legend li").count, int(clusters.max()) + 1)
+        swatches = page.locator(".legend circle").evaluate_all("dots => dots.map(dot => dot.style.fill)")
+        assert len({*swatches}) == len(swatches)
+        colours = np.array(swatches)[clusters]
+        if before is not None:
+            most = max((clusters == one)[before == colour].sum() for one in {*clusters} for colour in {*before})
+            assert (colours == before).sum() >= most > 0
+        before = colours
+        page.get_by_role("slider", name="Layer").press("ArrowRight")
+        loaded(page)
 
 
 def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, stores: list[Path]) -> None:
@@ -236,8 +257,11 @@ def test_subwords_of_bytes_are_shown_as_text(browser: Any, tmp_path: Path) -> No
     model = tiny.save("gpt2", tmp_path / "model")
     es.extract(es.plan([Document("a bank on the café")], model=model), tmp_path / "a.zarr")
     assert es.analysis.sentence_attention("the café", model=model, layers=[1]).subwords[-1] == "fÃ©"
-    with served(tmp_path / "a.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
+    options = es.ExtractionOptions(unit="subword")
+    es.extract(es.plan([Document("a bank on the bank. " * 9)], model=model, options=options), tmp_path / "b.zarr")
+    with served(tmp_path / "a.zarr", tmp_path / "b.zarr", XDG_CACHE_HOME=str(tmp_path)) as address:
         view = Opened(browser, address)
+        assert not re.search("Ġ|^$", view(view="map", store=1, layer=0).locator(".legend").inner_text())
         page = view(view="sentence", layer=1)
         page.get_by_role("button", name="Load the model").click()
         page.get_by_role("button", name="Head 0").wait_for()

@@ -72,9 +72,7 @@ def test_a_damaged_cache_is_made_again(explored: Explored, tmp_path: Path, damag
     assert file.read_bytes() == whole
 
 
-def test_the_oldest_cached_maps_are_removed(
-    explored: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_maps_are_removed(explored: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(explored, layer=0, sample=60)
     (oldest,) = (tmp_path / "embstore" / "maps").iterdir()
     os.utime(oldest, (1, 1))
@@ -95,6 +93,7 @@ def test_colours_are_those_of_labels_and_words(explored: Explored, made: Made) -
         counts = [values.count(name) for name in found.data["colors"]]
         assert counts == sorted(counts, reverse=True)
     assert set(ask(explored, layer=2).arrays["color"].tolist()) == {-1}
+    assert ask(explored, layer=2, color="cluster").data["note"] == map_query.DENSE_NOTE
     with pytest.raises(InvalidValueError, match="upso"):
         ask(explored, layer=2, color="upso")
 
@@ -126,9 +125,7 @@ def test_clusters_of_a_word_are_its_senses(explored: Explored) -> None:
     assert {int(row): code for row, code in zip(found.arrays["row"], found.arrays["color"], strict=True)} == codes
 
 
-def test_clusters_of_a_frequent_word_reach_rows_that_are_not_sampled(
-    explored: Explored, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clusters_of_a_frequent_word_reach_all_rows(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_query, "CLUSTERED", 30)
     codes = ask(explored, layer=2, word="bank", color="cluster").arrays["color"]
     assert (codes >= 0).sum() == len(codes) > 60
@@ -181,6 +178,10 @@ def test_attention_sinks_are_left_out_of_maps_and_measures(tmp_path: Path) -> No
     found = ask(Explored(store), layer=0)
     assert {*range(180)} - {*found.arrays["row"].tolist()} == {*range(0, 180, 9)}
     assert found.data["note"] == "20 attention sinks are left out."
+    assert len(answer([Explored(store)], "senses", {"word": "b"})["rows"]) == 19
+    own = answer([Explored(store)], "word", {"word": "b"})["selfsimilarity"]
+    given = es.geometry(store.select(words="b", sinks=False), metrics="selfsim", min_contexts=1)
+    assert own == given.filter(item="b").sort("layer")["value"].to_list()
     rows = answer([Explored(store)], "geometry", {})["rows"]
     assert max(row["value"] for row in rows if row["metric"] == "top_component") < 0.5
     (section,) = report(store, sections="similarity").sections

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -59,6 +60,7 @@ def test_stores_are_described(one: list[Explored], store: es.Store) -> None:
     }  # fmt: skip
     assert found["labels"] == [{"name": "upos", "values": ["NOUN", "DET", "X"]}]
     assert found["can_encode"] is False, "its model is nowhere"
+    assert found["umap"] is (find_spec("umap") is not None)
 
 
 def test_an_unfinished_store_says_so_and_answers_from_what_is_written(tmp_path: Path) -> None:
@@ -86,10 +88,10 @@ def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store
     assert run(one, "complete", prefix="x")["words"] == []
     assert len(run(one, "complete", limit=2)["words"]) == 2
     plain = es.store.write_arrays(
-        tmp_path / "a.zarr", [["the", "Hall", "ĊĠ", "The", "ĊĠ", "Ġthe"]], [np.eye(6)[None]], model="none"
+        tmp_path / "a.zarr", [["the", "Hall", "ĊĠ", "The", "ĊĠ", "Ġthe", "ĠâĢĺ"]], [np.eye(7)[None]], model="none"
     )
     found = run(explored([plain]), "complete", content=True)["words"]
-    assert [each["word"] for each in found] == ["Hall", "ĊĠ", "the", "The", "Ġthe"]
+    assert [each["word"] for each in found] == ["Hall", "ĊĠ", "the", "The", "Ġthe", "ĠâĢĺ"]
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -146,6 +148,7 @@ def test_text_is_as_it_was_written(tmp_path: Path) -> None:
     assert found["forms"] == ["In", "New\r\nYork", ",", "she", "said", "…"]
     assert found["gaps"] == ["", "  ", "", " ", "\t", "", ""]
     assert found["labels"] == {"tag": list("abdefg")}
+    assert answer(made, "similarity", {"sentence": 0}).data["words"] == found["forms"]
     for side, first in (("left", "In"), ("right", "…")):
         assert run(made, "occurrences", sort=side)["rows"][0]["word"] == first
 
@@ -166,9 +169,7 @@ def test_a_word_of_one_occurrence_has_no_self_similarity(tmp_path: Path) -> None
     assert run(explored([made.store]), "word", word=once)["selfsimilarity"] == [None] * 3
 
 
-def test_the_means_of_a_corpus_are_computed_once_and_kept_by_its_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_means_of_a_corpus_are_kept_by_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = sorted(each.name for each in tmp_path.iterdir())
     made = make_store(tmp_path / "s.zarr").store
@@ -225,6 +226,13 @@ def test_a_selection_is_summed_up(one: list[Explored], store: es.Store) -> None:
     assert (whole["marking"], whole["words"][0]["word"]) == (False, run(one, "complete")["words"][0]["word"])
 
 
+def test_what_is_common_around_a_word_is_said_where_nothing_marks_some_of_its_occurrences(tmp_path: Path) -> None:
+    store = make_text_store(tmp_path / "s.zarr", [["hand", "in", "hand", "the", "boat"], ["the", "boat", ",", "hand"]])
+    found = run([Explored(store)], "summary", rows=",".join(map(str, store.select(words="hand").rows)))
+    assert (found["marking"], found["words"][0]) == (False, {"word": "boat", "count": 3})
+    assert [each["word"] for each in found["words"]] == ["boat", "the", "in"]
+
+
 def test_sentences_are_found_by_their_text(one: list[Explored], store: es.Store) -> None:
     found = run(one, "search", text=" NEW  york the", limit=1000)
     texts = list(store.index.text)
@@ -251,9 +259,7 @@ def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
     assert [each["row"] for each in found["neighbors"]] == expected
 
 
-def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
-    one: list[Explored], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbors_of_many_clients_are_searched_together(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors_module, "AT_ONCE", 4)
     sizes: list[int] = []
     search = es.neighbors
@@ -280,9 +286,7 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
 
 
 @pytest.mark.parametrize("error", [BaseException("a panic of Rust"), ValueError("any")])
-def test_a_search_that_fails_is_answered(
-    store: es.Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_a_failing_search_is_answered(store: es.Store, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(neighbors_module.es, "neighbors", Mock(side_effect=error))
     with ThreadPoolExecutor(1) as pool, pytest.raises(type(error), match=str(error)):
         pool.submit(run, [Explored(store)], "neighbors", row=1).result(60)
@@ -303,9 +307,7 @@ def test_a_new_sentence_is_encoded_by_the_model_of_the_store(stores: list[Path])
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-6)
 
 
-def test_senses_are_those_of_the_public_function(
-    one: list[Explored], store: es.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_senses_are_those_of_the_library(one: list[Explored], store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     found = run(one, "senses", word="bank", layer="2", clusters=3)
     expected = es.senses(store, "bank", layers=2, n_clusters=3)
@@ -360,9 +362,7 @@ def test_clusters_without_evidence_and_samples_have_a_caveat(
     assert "no evidence of clusters" in answer["caveat"]
 
 
-def test_lines_are_sorted_whatever_the_case_and_long_ones_are_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_sorted_whatever_their_case_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [f"w{number}" for number in range(900)]
     store = make_text_store(tmp_path / "s.zarr", [["x", "Bee"], ["x", "ant"], ["x"], ["x", "Cat", *long], ["x", "ant"]])
     stores = [Explored(store)]
@@ -512,15 +512,10 @@ def test_arrays_are_safetensors_that_are_aligned() -> None:
 @pytest.mark.parametrize(
     ("name", "params"),
     [
-        ("occurrences", {"sort": "left", "where": "position > 0"}),
-        ("word", {"word": "river"}),
-        ("neighbors", {"row": 3}),
-        ("search", {"text": "bank"}),
-        ("senses", {"word": "suit"}),
-        ("geometry", {}),
-        ("cka", {}),
+        ("occurrences", {"sort": "left", "where": "position > 0"}), ("word", {"word": "river"}), ("cka", {}),
+        ("neighbors", {"row": 3}), ("search", {"text": "bank"}), ("senses", {"word": "suit"}), ("geometry", {}),
     ],
-)
+)  # fmt: skip
 @pytest.mark.quick(3)
 def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
     stores = explored([make_store(tmp_path / "s.zarr", seed=7).store])
@@ -535,14 +530,12 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
     ("name", "params", "said"),
     [
         ("occurrences", {"limit": "1001"}, "limit 1001 is not allowed: give 1 to 1,000"),
-        ("occurrences", {"offset": "-1"}, "offset -1"),
-        ("occurrences", {"descending": "yes"}, "true or false"),
-        ("occurrences", {"rows": "5-1"}, "rows"),
+        ("occurrences", {"offset": "-1"}, "offset -1"), ("occurrences", {"rows": "5-1"}, "rows"),
+        ("occurrences", {"descending": "yes"}, "true or false"), ("word", {}, "the parameter word is missing"),
         ("occurrences", {"rows": "0-99999999"}, "more than 1,000,000 rows"),
         ("occurrences", {"rows": "0-600000,0-600000"}, "more than 1,000,000 rows"),
         ("occurrences", {"unknown": "1"}, "there is no parameter 'unknown'"),
-        ("occurrences", {"word": ""}, "word has 0 characters"),
-        ("occurrences", {"word": "\ud800"}, "surrogate"),
+        ("occurrences", {"word": ""}, "word has 0 characters"), ("occurrences", {"word": "\ud800"}, "surrogate"),
         ("occurrences", {"where": "x" * 2001}, "where has 2,001 characters"),
         ("occurrences", {"where": "upos = 'NOUN'; drop table x"}, "is not a condition"),
         ("occurrences", {"where": "read_csv('/etc/passwd') = 'x'"}, "where"),
@@ -552,12 +545,9 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
         ("neighbors", {"row": "1", "where": "upos = 'NONE'"}, "no occurrence"),
         ("neighbors", {"text": "a [bank] again"}, "model"),
         ("senses", {"word": "bank", "layer": "0-999999999"}, "is not stored"),
-        ("word", {}, "the parameter word is missing"),
     ],
-)
-def test_bad_parameters_are_refused_in_one_line(
-    one: list[Explored], name: str, params: dict[str, Any], said: str
-) -> None:
+)  # fmt: skip
+def test_bad_parameters_are_refused(one: list[Explored], name: str, params: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
         answer(one, name, params)
     assert said in str(refused.value)

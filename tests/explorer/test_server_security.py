@@ -89,22 +89,14 @@ def test_the_token_of_the_url_becomes_a_cookie(client: TestClient, access: Acces
 @pytest.mark.parametrize(
     "headers",
     [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Bearer "},
-        {"authorization": "Bearer é".encode()},
-        {"authorization": "Basic !!!"},
-        {"authorization": "Basic " + base64.b64encode(b"user:None").decode()},
-        {"authorization": "Basic " + base64.b64encode(b"user:").decode()},
-        {"cookie": "embstore-8000=wrong"},
-        {"cookie": "embstore-8001=TOKEN"},
-        {"cookie": "=;;\x01"},
+        {}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}, {"authorization": "Bearer é".encode()},
+        {"authorization": "Basic !!!"}, {"authorization": "Basic " + base64.b64encode(b"user:None").decode()},
+        {"authorization": "Basic " + base64.b64encode(b"user:").decode()}, {"cookie": "embstore-8000=wrong"},
+        {"cookie": "embstore-8001=TOKEN"}, {"cookie": "=;;\x01"},
     ],
-)
+)  # fmt: skip
 @pytest.mark.quick(20)
-def test_without_the_token_nothing_is_served(
-    client: TestClient, access: Access, path: str, headers: dict[str, Any]
-) -> None:
+def test_strangers_are_served_nothing(client: TestClient, access: Access, path: str, headers: dict[str, Any]) -> None:
     given = {**headers}
     if str(headers.get("cookie", "")).startswith("embstore-8001"):
         given["cookie"] = f"embstore-8001={access.token}"  # of another server on this machine
@@ -119,9 +111,7 @@ def basic(text: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
 
 
-def test_passwords_of_a_machine_wait_for_each_other_and_nobody_else_does(
-    opened: list[Explored], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_passwords_wait_and_nobody_else(opened: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong passwords wait, so that they are not tried fast; a first visit, other machines and cookies do not."""
     access = Access(port=8000, password="long enough")
     app = server.make_app(opened, access)
@@ -224,9 +214,7 @@ def test_requests_that_never_end_lock_nobody_out(opened: list[Explored], monkeyp
         b"POST /api/stores HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: 9\r\n\r\n{",
     ],
 )
-def test_a_connection_that_asks_nothing_is_closed(
-    opened: list[Explored], monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+def test_idle_connections_are_closed(opened: list[Explored], monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(serving, "SECONDS_FOR_HEADERS", 0.3)
     monkeypatch.setattr(serving, "SECONDS_KEPT", 0.6)
     monkeypatch.setattr(serving.Connection, "timeout_keep_alive", 60, raising=False)
@@ -402,11 +390,8 @@ def test_long_queries_report_their_progress_line_by_line(known: TestClient, monk
     assert (json.loads(last), data) == ({"safetensors": len(data)}, arrays.to_bytes())
     monkeypatch.setattr(server, "answer", reporting)
     lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
-    assert [json.loads(line) for line in lines.text.splitlines()] == [
-        {"progress": [1, 2]},
-        {"progress": [2, 2]},
-        {"result": {"found": 3}},
-    ]
+    wanted = [{"progress": [1, 2]}, {"progress": [2, 2]}, {"result": {"found": 3}}]
+    assert [json.loads(line) for line in lines.text.splitlines()] == wanted
 
 
 @pytest.mark.parametrize("accept", ["*/*", server.NDJSON])
@@ -424,13 +409,8 @@ def test_a_closed_connection_cancels_its_query(
 
     monkeypatch.setattr(server, "answer", endless)
     headers = {"host": "127.0.0.1:8000", "authorization": f"Bearer {access.token}", "accept": accept}
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/api/word",
-        "query_string": b"word=bank",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-    }
+    scope = {"type": "http", "method": "GET", "path": "/api/word", "query_string": b"word=bank"}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def receive() -> dict[str, Any]:
         if not started.is_set():

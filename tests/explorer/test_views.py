@@ -111,6 +111,9 @@ def test_senses_choose_lines(view: Opened) -> None:
     expect(page.locator(".pager .numbers")).to_have_text(re.compile(f"of {count}$"))
     becomes(page, lambda: {*page.locator("td.sense").all_inner_texts()}, {sense.locator(".code").inner_text()})
     assert values(page)["sense"] == "0"
+    expect(page.locator("h2 .tag")).to_have_text("cluster 1")
+    page.get_by_role("link", name="Sentence", exact=True).click()
+    expect(page.locator(".sentence-text a.chosen").first).to_have_text("bank")
 
 
 def test_neighbors_of_a_word_an_occurrence_and_a_typed_sentence(view: Opened, stores: list[Path]) -> None:
@@ -291,6 +294,7 @@ def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened)
     expect(page.get_by_role("alert")).to_contain_text("did you mean 'bank'")
     expect(page.get_by_role("button", name="Try again")).to_have_count(0)
     page.get_by_role("complementary", name="Frequent words").get_by_role("link", name="bank", exact=True).wait_for()
+    expect(view(view="sentence", word="bankk").get_by_role("searchbox")).to_be_visible()
     page.get_by_role("alert").get_by_role("link", name="bank", exact=True).click()
     expect(page.get_by_role("alert")).to_have_count(0)
     page.get_by_role("complementary", name="The word").wait_for()

@@ -20,6 +20,10 @@ export interface StoreInfo {
   /** Why new sentences cannot be encoded, where the place of the model would mend it. */
   missing_model: string | null;
   can_encode: boolean;
+  /** Whether its occurrences are subwords. */
+  subwords: boolean;
+  /** Whether umap-learn is installed. */
+  umap: boolean;
   labels: LabelLayer[];
   fields: { name: string; kind: string }[];
   probes: { name: string; kind: string }[];

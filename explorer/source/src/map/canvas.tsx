@@ -16,7 +16,8 @@ interface Props {
   points: Points;
   /** The colours that are hidden, by number; -1 is that of points without one. */
   hidden: ReadonlySet<number>;
-  n_colors: number;
+  /** The number of the colour of each code. */
+  shades: number[];
   ordered: boolean;
   /** A row that is brought out. */
   row: number | undefined;
@@ -58,7 +59,8 @@ export const swatch = (number: number, count: number, ordered: boolean): string 
 
 /** Points by WebGL under an <svg> of names, marks and the lasso. */
 export function MapCanvas(props: Props) {
-  const { points, hidden, n_colors: count, ordered, row, lasso } = props;
+  const { points, hidden, shades, ordered, row, lasso } = props;
+  const count = shades.length;
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const over = useRef<SVGSVGElement>(null);
@@ -107,9 +109,9 @@ export function MapCanvas(props: Props) {
   }, [points.color]);
   useEffect(() => {
     if (!scatter.current) return;
-    const { colors, none } = palette(box.current!, ordered, count);
-    scatter.current.setColors(colors.map((rgb, number) => (number >= count || hidden.has(number) ? null : rgb)), hidden.has(-1) ? null : none);
-  }, [hidden, count, ordered, dark.value, points]);
+    const { colors, none } = palette(box.current!, ordered, Math.max(count, ...shades.map((shade) => shade + 1)));
+    scatter.current.setColors(shades.map((shade, code) => (hidden.has(code) ? null : colors[shade]!)), hidden.has(-1) ? null : none);
+  }, [hidden, shades, ordered, dark.value, points]);
   useEffect(() => {
     if (!scatter.current) return;
     const inside = lasso && found().inside(lasso, (point) => scatter.current!.visible(point));

@@ -9,14 +9,16 @@ export function useContentWords(index: number, limit: number) {
   return useQuery<Completion>("complete", { store: index, prefix: "", content: true, limit });
 }
 
-/** Three words to begin with, each a link. */
-export function Examples({ title, to }: { title: string; to: (word: string) => Changes }) {
+interface Props { title: string; to: (word: string) => Changes; text?: (word: string) => string }
+
+/** Three words to begin with, each a link; `text`: how one is shown. */
+export function Examples({ title, to, text = (word) => word }: Props) {
   const { words } = useContentWords(useApp().index, 3).value ?? { words: [] };
   if (!words.length) return null;
   return (
     <p class="examples">
       <span class="muted">{title}</span>
-      {words.map(({ word }) => <Link key={word} to={to(word)}><bdi>{word}</bdi></Link>)}
+      {words.map(({ word }) => <Link key={word} to={to(word)}><bdi>{text(word)}</bdi></Link>)}
     </p>
   );
 }

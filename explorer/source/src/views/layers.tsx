@@ -113,7 +113,7 @@ function ProbesPart() {
     <section class="tile wide">
       <div class="toolbar tight">
         <h2>Probes</h2>
-        <ExportMenu name="probes" params={{ store: index }} />
+        {answer.value?.results.length !== 0 && <ExportMenu name="probes" params={{ store: index }} />}
       </div>
       <Answer of={answer} what="probe results">
         {(found) => (

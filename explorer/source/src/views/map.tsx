@@ -14,6 +14,7 @@ import { Pager } from "../parts/table";
 import { WordBox } from "../parts/word_box";
 import type { Arrays } from "../safetensors";
 import type { Params } from "../source";
+import { readableNames } from "../subwords";
 import { useQuery, type Query } from "../use_query";
 
 interface MapAnswer {
@@ -51,7 +52,7 @@ function MapView() {
   const color = values.color ?? "cluster";
   const params = { store: index, layer, word: values.word, where: values.where, method, sample, color: color === "none" ? undefined : color };
   const answer = useMap(params);
-  const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
+  const points = useMemo(() => answer.value && normalized(answer.value, store.subwords && !values.word), [answer.value]);
   const meta = answer.value?.meta;
   const [selected, setSelected] = useState<{ some: Uint32Array; of: Points } | null>(null);
   const chosen = selected && selected.of === points ? selected.some : null; // those of other points are not among these
@@ -64,12 +65,13 @@ function MapView() {
   const lasso = useMemo(() => outline(values.lasso), [values.lasso]);
   const hidden = useMemo(() => new Set((values.hidden ?? "").split(",").filter(Boolean).map(Number)), [values.hidden]);
   const counts = useMemo(() => points && tally(points.color, meta!.colors.length), [points]);
+  const shades = useShades(points, meta, color === "cluster" && Boolean(values.word));
   const row = values.row === undefined ? undefined : Number(values.row);
   const set = (name: string, value: string) => go({ [name]: value, hidden: null, offset: null });
   const toggle = (code: number) => {
     const next = new Set(hidden);
     if (!next.delete(code)) next.add(code);
-    go({ hidden: [...next].sort().join(",") || null }, { replace: true });
+    go({ hidden: [...next].sort().join(",") || null, offset: null }, { replace: true });
   };
   return (
     <>
@@ -77,10 +79,10 @@ function MapView() {
         <WordBox label="Word" value={values.word ?? ""} placeholder="all words" choose={(word) => go({ word, row: null, color: null, hidden: null, offset: null })} />
         <Filters />
         <LayerSlider />
-        <label class="field"><span>Method</span>
+        <label class="field" title={store.umap ? undefined : 'UMAP needs umap-learn: pip install "embstore[umap]"'}><span>Method</span>
           <select value={method} onChange={(event) => set("method", event.currentTarget.value)}>
             <option value="pca">PCA</option>
-            <option value="umap">UMAP</option>
+            <option value="umap" disabled={!store.umap}>UMAP</option>
           </select>
         </label>
         <label class="field"><span>Colour</span>
@@ -109,7 +111,7 @@ function MapView() {
             <section>
               <div class={answer.status === "loading" ? "answer busy" : "answer"} aria-busy={answer.status === "loading"}>
                 <MapCanvas
-                  points={points} hidden={hidden} n_colors={meta.colors.length} ordered={meta.scale === "ordered"} row={row} lasso={lasso}
+                  points={points} hidden={hidden} shades={shades} ordered={meta.scale === "ordered"} row={row} lasso={lasso}
                   setLasso={(next) => go({ lasso: next?.map((pair) => pair.join(",")).join(";") ?? null, offset: null })}
                   chosen={choose} hover={setHovered} pick={(picked) => go({ view: "sentence", row: picked, sentence: null })} picture={picture}
                 />
@@ -124,8 +126,8 @@ function MapView() {
               {answer.status === "loading" && method === "umap" && <Loading what="UMAP of this layer" progress={answer.progress} />}
             </section>
             <aside>
-              {meta.colors.length > 0 && <Legend meta={meta} counts={counts!} hidden={hidden} toggle={toggle} title={color} />}
-              <Chosen points={points} chosen={chosen} />
+              {meta.colors.length > 0 && <Legend meta={meta} counts={counts!} hidden={hidden} toggle={toggle} title={color} shades={shades} />}
+              <Chosen points={points} chosen={chosen} hidden={hidden} />
             </aside>
           </div>
         )}
@@ -158,13 +160,45 @@ function useMap(params: Params & { method: string; sample: number }): Query<Arra
   return { ...(more ? every : first), value: shown.current };
 }
 
-/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many. */
-function normalized({ meta, arrays }: Arrays<MapAnswer>): Points {
+/** The number of the colour of each code. `followed`: codes of the same rows at another layer take the colour of those
+ * before with which they share most rows, so that a row seldom changes its colour where the layer does. */
+function useShades(points: Points | undefined, meta: MapAnswer | undefined, followed: boolean): number[] {
+  const before = useRef<{ points: Points; shades: number[] } | null>(null);
+  return useMemo(() => {
+    const old = before.current;
+    const shades = meta ? [...meta.colors.keys()] : [];
+    if (followed && points && old && old.points.row === points.row) {
+      const shared = new Map<number, number>(); // rows by code and colour before
+      points.color.forEach((code, point) => {
+        const key = code * 256 + old.shades[old.points.color[point]!]!;
+        shared.set(key, (shared.get(key) ?? 0) + 1);
+      });
+      const [left, free] = [new Set(shades), new Set(Array(8).keys())];
+      for (const [key] of [...shared].sort((one, other) => other[1] - one[1])) {
+        const [code, shade] = [key >> 8, key & 255];
+        if (left.has(code) && free.delete(shade)) left.delete(code), (shades[code] = shade);
+      }
+      for (const code of left) free.delete((shades[code] = Math.min(...free)));
+    }
+    before.current = followed && points ? { points, shades } : null;
+    return shades;
+  }, [points, meta, followed]);
+}
+
+/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many.
+ * `subwords`: whether regions are named by those. */
+function normalized({ meta, arrays }: Arrays<MapAnswer>, subwords: boolean): Points {
   const [x, y] = [arrays.x!.values as Float32Array, arrays.y!.values as Float32Array];
   if (meta.middle) {
     const [middleX, middleY, extent] = [...meta.middle, meta.extent || 1];
     for (let i = 0; i < x.length; i++) [x[i], y[i]] = [(x[i]! - middleX) / extent, (y[i]! - middleY) / extent];
     meta.regions = meta.regions.map((region) => ({ ...region, x: (region.x - middleX) / extent, y: (region.y - middleY) / extent }));
+    if (subwords) {
+      const names = readableNames(meta.regions.map((region) => region.name));
+      const text = new Map(meta.regions.map((region, at) => [region.name, names[at]!]));
+      meta.regions = meta.regions.map((region, at) => ({ ...region, name: names[at]! }));
+      meta.colors = meta.colors.map((color) => text.get(color) ?? color); // of clusters, which are the regions
+    }
     meta.middle = null; // they are in their places
   }
   return { x, y, row: arrays.row!.values as Int32Array, color: arrays.color!.values as Int8Array, regions: meta.regions };
@@ -183,10 +217,10 @@ function tally(codes: Int8Array | Int32Array, count: number): number[] {
   return counts;
 }
 
-interface LegendProps { meta: MapAnswer; counts: number[]; hidden: ReadonlySet<number>; toggle: (code: number) => void; title: string }
+interface LegendProps { meta: MapAnswer; counts: number[]; hidden: ReadonlySet<number>; toggle: (code: number) => void; title: string; shades: number[] }
 
 /** The colours; each hides and shows its points. */
-function Legend({ meta, counts, hidden, toggle, title }: LegendProps) {
+function Legend({ meta, counts, hidden, toggle, title, shades }: LegendProps) {
   const codes = [...meta.colors.keys(), ...(counts[meta.colors.length] ? [-1] : [])];
   return (
     <section aria-label="Colours">
@@ -195,7 +229,7 @@ function Legend({ meta, counts, hidden, toggle, title }: LegendProps) {
         {codes.map((code) => (
           <li key={code}>
             <button type="button" aria-pressed={!hidden.has(code)} title={hidden.has(code) ? "Show these points" : "Hide these points"} onClick={() => toggle(code)}>
-              <svg width="10" height="10" aria-hidden="true"><circle cx="5" cy="5" r="5" style={{ fill: swatch(code, meta.colors.length, meta.scale === "ordered") }} /></svg>
+              <svg width="10" height="10" aria-hidden="true"><circle cx="5" cy="5" r="5" style={{ fill: swatch(shades[code] ?? code, meta.colors.length, meta.scale === "ordered") }} /></svg>
               <bdi>{code < 0 ? "none" : meta.colors[code]}</bdi>
               <span class="number">{number(counts[code < 0 ? meta.colors.length : code]!)}</span>
             </button>
@@ -225,12 +259,19 @@ function Line({ row }: { row: number | null }) {
   );
 }
 
-/** The occurrences inside the lasso, else all, as a table: a way to every point without a pointer. */
-function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null }) {
+/** The occurrences inside the lasso, else all that are not hidden, as a table: a way to every point without a pointer. */
+function Chosen({ points, chosen, hidden }: { points: Points; chosen: Uint32Array | null; hidden: ReadonlySet<number> }) {
   const { index, values, go } = useApp();
-  const total = chosen ? chosen.length : points.row.length;
+  const shown = useMemo(() => {
+    if (chosen || !hidden.size) return chosen;
+    const some = new Uint32Array(points.row.length);
+    let count = 0;
+    points.color.forEach((code, point) => hidden.has(code) || (some[count++] = point));
+    return some.subarray(0, count);
+  }, [chosen, hidden, points]);
+  const total = shown ? shown.length : points.row.length;
   const offset = Math.min(Number(values.offset) || 0, Math.max(0, total - 1));
-  const rows = Array.from({ length: Math.max(0, Math.min(SIZE, total - offset)) }, (_, place) => points.row[chosen ? chosen[offset + place]! : offset + place]!);
+  const rows = Array.from({ length: Math.max(0, Math.min(SIZE, total - offset)) }, (_, place) => points.row[shown ? shown[offset + place]! : offset + place]!);
   const found = useQuery<Occurrences>("occurrences", rows.length ? { store: index, rows: rows.join(","), limit: SIZE } : null);
   const counted = useMemo(() => {
     const step = Math.max(1, Math.ceil((chosen?.length ?? 0) / COUNTED));
@@ -240,7 +281,7 @@ function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null
   return (
     <section aria-label="Points" aria-busy={found.status === "loading"}>
       <div class="toolbar tight">
-        <h2>{chosen ? `${number(total)} selected` : "All points"}</h2>
+        <h2>{chosen ? `${number(total)} selected` : shown ? `${number(total)} shown` : "All points"}</h2>
         <Pager total={total} size={SIZE} />
       </div>
       {chosen && !total && <p class="note">No point lies inside the outline at this layer.</p>}

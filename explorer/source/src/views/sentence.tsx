@@ -13,6 +13,7 @@ import { Answer, Empty } from "../parts/states";
 import { Matrix } from "../sentence/matrix";
 import { Arcs } from "../sentence/arcs";
 import type { Arrays } from "../safetensors";
+import { readable } from "../subwords";
 import { useQuery } from "../use_query";
 
 const NONE = "-"; // no label has this name
@@ -48,52 +49,47 @@ function SentenceView() {
   const answer = useQuery<SentenceAnswer>("sentence", { store: index, sentence: values.sentence, row, word });
   const [number, setNumber] = useState("");
   return (
-    <Answer of={answer} what="the sentence">
-      {(one) => (
-        <>
-          <form
-            class="toolbar"
-            onSubmit={(event) => {
-              event.preventDefault();
-              const wanted = Number(number);
-              if (number && Number.isInteger(wanted)) go({ sentence: Math.max(0, Math.min(one.sentences - 1, wanted)), row: null });
-            }}
-          >
-            <button type="button" disabled={one.sentence === 0} onClick={() => go({ sentence: one.sentence - 1, row: null })}>Previous</button>
-            <label class="field"><span>Sentence</span>
-              <input type="text" inputMode="numeric" class="narrow" placeholder={String(one.sentence)} value={number} onInput={(event) => setNumber(event.currentTarget.value)} />
-              <span>{`of ${one.sentences.toLocaleString("en")}`}</span>
-            </label>
-            <button type="button" disabled={one.sentence + 1 >= one.sentences} onClick={() => go({ sentence: one.sentence + 1, row: null })}>Next</button>
-            <LayerSlider />
-          </form>
-          <Search />
-          <Text of={one} />
-          <Similarities of={one} />
-          {one.probes.filter((probe) => probe.kind === "structural").map((probe) => <Tree key={probe.name} of={one} probe={probe.name} />)}
-          {one.probes.filter((probe) => probe.kind === "edge").map((probe) => <Trace key={probe.name} of={one} probe={probe.name} />)}
-          {one.probes.length === 0 && <p class="note">Start embstore explore with --probes to see the trees and labels that saved probes find here.</p>}
-          {one.attention && <Heads of={one} />}
-          {one.missing_model && (
-            <section aria-label="Attention">
-              <h2>Attention</h2>
-              <p class="note">{one.missing_model}</p>
-              <ModelForm />
-            </section>
-          )}
-          <PythonCall code={one.python} />
-        </>
-      )}
-    </Answer>
+    <>
+      {answer.status === "error" && <Search />}
+      <Answer of={answer} what="the sentence">
+        {(one) => (
+          <>
+            <form
+              class="toolbar"
+              onSubmit={(event) => {
+                event.preventDefault();
+                const wanted = Number(number);
+                if (number && Number.isInteger(wanted)) go({ sentence: Math.max(0, Math.min(one.sentences - 1, wanted)), row: null });
+              }}
+            >
+              <button type="button" disabled={one.sentence === 0} onClick={() => go({ sentence: one.sentence - 1, row: null })}>Previous</button>
+              <label class="field"><span>Sentence</span>
+                <input type="text" inputMode="numeric" class="narrow" placeholder={String(one.sentence)} value={number} onInput={(event) => setNumber(event.currentTarget.value)} />
+                <span>{`of ${one.sentences.toLocaleString("en")}`}</span>
+              </label>
+              <button type="button" disabled={one.sentence + 1 >= one.sentences} onClick={() => go({ sentence: one.sentence + 1, row: null })}>Next</button>
+              <LayerSlider />
+            </form>
+            <Search />
+            <Text of={one} />
+            <Similarities of={one} />
+            {one.probes.filter((probe) => probe.kind === "structural").map((probe) => <Tree key={probe.name} of={one} probe={probe.name} />)}
+            {one.probes.filter((probe) => probe.kind === "edge").map((probe) => <Trace key={probe.name} of={one} probe={probe.name} />)}
+            {one.probes.length === 0 && <p class="note">Start embstore explore with --probes to see the trees and labels that saved probes find here.</p>}
+            {one.attention && <Heads of={one} />}
+            {one.missing_model && (
+              <section aria-label="Attention">
+                <h2>Attention</h2>
+                <p class="note">{one.missing_model}</p>
+                <ModelForm />
+              </section>
+            )}
+            <PythonCall code={one.python} />
+          </>
+        )}
+      </Answer>
+    </>
   );
-}
-
-/** Subwords as text: byte-level tokenizers, as that of GPT-2, spell bytes that are no letters as others from U+0100 on. */
-function readable(subwords: string[]): string[] {
-  if (!subwords.some((one) => one.startsWith("Ġ"))) return subwords.map((one) => one.replace(/^▁(?=.)/, ""));
-  const others = [...Array(256).keys()].filter((byte) => byte < 33 || (byte > 126 && byte < 161) || byte === 173);
-  const byte = (point: number) => (point < 256 ? point : others[point - 256] ?? 63);
-  return subwords.map((one) => new TextDecoder().decode(Uint8Array.from([...one].map((letter) => byte(letter.codePointAt(0)!)))).trim() || "␣");
 }
 
 const FOUND = 10;
@@ -101,7 +97,8 @@ const AROUND = 60; // characters on each side of what was found, to whole words
 
 /** Finds sentences by a part of their text. */
 function Search() {
-  const { index, values, go } = useApp();
+  const { index, store, values, go } = useApp();
+  const spelled = (word: string) => (store.subwords ? readable([word])[0]! : word);
   const [draft, setDraft] = useState(values.find ?? "");
   const [from, setFrom] = useState(0);
   useEffect(() => setDraft(values.find ?? ""), [values.find]);
@@ -121,7 +118,7 @@ function Search() {
           <input type="search" spellcheck={false} autocomplete="off" placeholder="A part of a sentence" value={draft} onInput={(event) => setDraft(event.currentTarget.value)} />
         </label>
         <button disabled={!draft.trim()}>Search</button>
-        {values.find ? <button type="button" class="quiet" aria-label="Close the search" onClick={() => go({ find: null })}>×</button> : <Examples title="For example" to={(find) => ({ find })} />}
+        {values.find ? <button type="button" class="quiet" aria-label="Close the search" onClick={() => go({ find: null })}>×</button> : <Examples title="For example" text={spelled} to={(word) => ({ find: spelled(word) })} />}
       </form>
       <Answer of={found} what="the sentences">
         {({ total, rows }) => (
@@ -173,7 +170,8 @@ function Text({ of: one }: { of: SentenceAnswer }) {
       <p class="sentence-text" dir="auto">
         {one.rows.map((row, place) => {
           const to = { view: "neighbors", row, word: one.types[place]!, text: null, offset: null };
-          const link = <Link to={to} class={String(row) === values.row ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>;
+          const asked = values.row === undefined ? one.types[place] === values.word : String(row) === values.row;
+          const link = <Link to={to} class={asked ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>;
           return <Fragment key={row}>{one.gaps[place]}{label && one.forms[place]!.length <= MOST ? <ruby>{link}<rt>{one.labels[label]![place]}</rt></ruby> : link}</Fragment>;
         })}
         {one.gaps[one.rows.length]}

@@ -27,7 +27,7 @@ function WordView() {
   const occurrences = useQuery<Occurrences>("occurrences", waiting ? null : { ...params, offset: Number(values.offset) || 0, limit: SIZE });
   const unknown = senses.status === "error" && senses.error === occurrences.error; // one message is enough
   const coded: Column<Occurrence>[] = codes.size
-    ? [{ name: "sense", title: <span class="sr">Sense</span>, class: "sense", cell: (row) => <Code code={codes.get(row.row)} /> }]
+    ? [{ name: "sense", title: <span class="sr">Cluster</span>, class: "sense", cell: (row) => <Code code={codes.get(row.row)} /> }]
     : [];
   return (
     <>
@@ -42,7 +42,7 @@ function WordView() {
             {(answer) => (
               <>
                 <div class="toolbar tight">
-                  <h2>{word ? <bdi>{word}</bdi> : "All words"}{sense && <span class="tag">sense {Number(sense) + 1}</span>}</h2>
+                  <h2>{word ? <bdi>{word}</bdi> : "All words"}{sense && <span class="tag">cluster {Number(sense) + 1}</span>}</h2>
                   <Pager total={answer.total} size={SIZE} />
                   <ExportMenu name="occurrences" params={params} />
                 </div>
@@ -137,7 +137,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                       <button type="button" aria-pressed={chosen} onClick={() => go({ sense: chosen ? null : one.cluster, offset: null })}>
                         <span class="line">
                           <Code code={one.cluster} />
-                          <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">Sense {one.cluster + 1}</span>}</span>
+                          <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">Cluster {one.cluster + 1}</span>}</span>
                           <span class="number">{one.count.toLocaleString("en")} · {Math.round((100 * one.count) / Math.max(1, total))} %</span>
                         </span>
                         {one.examples.slice(0, 1).map((example) => <span class="example" key={example.row}><Quote of={example} left={24} right={60} /></span>)}
