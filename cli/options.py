@@ -32,9 +32,7 @@ StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]
 Word = Annotated[str, argument("WORD", "The word or phrase, as written in the corpus.")]
 Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or its folder.", "--model", "-m")]
-Layers = Annotated[
-    str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.", "--layers", "-l")
-]
+Layers = Annotated[str, option("LIST", "all, last, or numbers such as -1,0,3,6-12.", "--layers", "-l")]
 Layer = Annotated[str, option("LAYER", "The layer: a number, or last.", "--layers", "-l")]
 K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]
 Metric = Annotated[

@@ -155,10 +155,8 @@ def _stored_sums(
     counts = np.bincount(groups[order], minlength=n_groups)
     sums, n_nonzero = np.zeros((n_groups, 2 * store.hidden_size)), np.zeros(n_groups, np.int64)
     if len(order):
-        selection, reducer = (
-            Selection(store, rows=rows[order], layers=[layer]),
-            WordSums(groups[order], counts, np.float64),
-        )
+        selection = Selection(store, rows=rows[order], layers=[layer])
+        reducer = WordSums(groups[order], counts, np.float64)
         sums, n_nonzero = scan(selection, {"sums": reducer}, device="cpu", max_states=4)[layer]["sums"]
     return np.hsplit(sums, 2)[0 if name == "selfsim" else 1], n_nonzero, counts
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.config import settings
+from embstore.devices import torch_threads
 from embstore.errors import NonFiniteError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
@@ -19,6 +20,7 @@ from embstore.probes.training import VERIFY, Schedule, Trained, Trainer, fitting
 
 COPIES = 5  # of a probe's weights: its own, two of Adam, those of its best epoch, and the better ones of an epoch
 NEVER = -1e30  # the bias of a label that no example has
+SMALL_STEP = 2**25  # flops: threads take longer to meet than one takes for it, and ten times longer on a busy machine
 LEAST_SCALE = 1e-2  # of the median: features that hardly vary are not blown up
 
 
@@ -70,11 +72,12 @@ def train_bank(
     Raises MissingRowsError, NonFiniteError.
     """
     n_layers = len(shape.layers)
-    nbytes = 4 * COPIES * sum(map(prod, shape.tensor_shapes().values())) * len(shape.outputs)
-    parts = fitting([np.arange(n_layers)], nbytes, schedule.memory, "the probes of one layer")
+    n_weights = sum(map(prod, shape.tensor_shapes().values())) * len(shape.outputs)  # of a layer
+    parts = fitting([np.arange(n_layers)], 4 * COPIES * n_weights, schedule.memory, "the probes of one layer")
     groups = list(product(range(len(shape.seeds)), parts))
     numbers = np.arange(n_layers * shape.n_probes).reshape(shape.sizes)
-    with torch.no_grad():
+    is_small = 6 * schedule.batch_size * n_weights * n_layers < SMALL_STEP
+    with torch.no_grad(), torch_threads(1 if is_small else settings().threads):
         standard = Standard.of(data, shape.layers, schedule.batch_size)
 
         def make(group: int) -> ClassTrainer:
