@@ -15,6 +15,7 @@ import { WordBox } from "../parts/word_box";
 import { useQuery, type Query } from "../use_query";
 
 const SIZE = 50;
+const LOWEST_P = 0.05; // of 19 draws
 
 function WordView() {
   const { index, layer, values, go } = useApp();
@@ -119,7 +120,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
   return (
     <section>
       <div class="toolbar tight">
-        <h2>Senses</h2>
+        <h2>Clusters</h2>
         <ExportMenu name="senses" params={{ store: index, word: values.word, layer, clusters: values.clusters }} />
       </div>
       <LayerSlider />
@@ -147,7 +148,8 @@ function SenseList({ of }: { of: Query<Senses> }) {
                 })}
               </ol>
               <p class="note">
-                {answer.silhouette !== null && `Silhouette ${answer.silhouette.toFixed(2)}, of vectors without clusters ${answer.null!.toFixed(2)} (p ${answer.p!.toFixed(2)}). `}
+                {answer.silhouette !== null && `Silhouette ${answer.silhouette.toFixed(2)}, of vectors without clusters ${answer.null!.toFixed(2)} (p ${answer.p!.toFixed(2)}${answer.p! <= LOWEST_P ? ", the lowest possible" : ""}). `}
+                {answer.p !== null && answer.p <= LOWEST_P && "Only the lines can say whether these are senses. "}
                 {`Clusters of vectors of layer ${answer.layer}`}
                 {answer.clusters.some((one) => one.markers.length) ? "; the words are those that mark each." : ": no word is significantly more frequent around one of them."}
               </p>
