@@ -141,7 +141,7 @@ class Database:
             raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from None
         self._error = duckdb.Error
         self._tables: dict[str, Table] = {}
-        self._nearest: dict[str, Table] = {}
+        self._nearest: dict[str, Table] = {}  # by the name that DuckDB knows, each filled anew by a search
         _require_distinct(stores, "names of stores", "rename one")
         self.stores = {name.lower(): store for name, store in stores.items()}
         self._model: str | Path | None = None
