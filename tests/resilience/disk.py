@@ -232,7 +232,7 @@ def _site() -> str:
     frame = sys._getframe(2)
     found: list[str] = []
     while frame is not None and len(found) < 3:
-        if "/embstore/" in frame.f_code.co_filename:
+        if "/embstore/" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
             found.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(found)
